@@ -1,0 +1,3 @@
+from optbuilder.cli import main
+
+main()

@@ -1,0 +1,113 @@
+"""Everything about a plan that can be known to be wrong before weights are loaded, one line each."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from optbuilder.errors import nearest
+from optbuilder.library import call_arguments
+from optbuilder.model import Model, expand
+from optbuilder.settings import ModelSettings
+
+if TYPE_CHECKING:
+    from optbuilder.builder import Plan, Transform
+
+
+def problems(plan: Plan, settings: ModelSettings) -> list[str]:
+    """Why the plan cannot be carried out."""
+    return _unsafe(settings, plan.model) + _sizes(plan) + _call(plan) + _needs(plan)
+
+
+def warnings(plan: Plan) -> list[str]:
+    """What works, but may surprise."""
+    return [f"{t.name}: {warning}." for t in plan.transforms if (warning := t.technique.warns(plan.context(t)))]
+
+
+def _unsafe(settings: ModelSettings, model: Model) -> list[str]:
+    """Weights that could run code when loaded, and Python that comes with the model: only if the user allows it."""
+    what, found = f"model.repo_id={model.repo_id!r}", []
+    code = [n for n, library in model.libraries.items() if (model.folder / n / f"{library}.py").exists()]
+    if code and not settings.trust_remote_code:
+        allow = "Read it, then set model.trust_remote_code=true"
+        found.append(f"{what}: {', '.join(code)} runs Python code from the model's folder. {allow}.")
+    pickled = [n for n in model.components if _only_pickled(model, n)]
+    if pickled and not settings.allow_pickle:
+        allow = "Convert them to safetensors, or set model.allow_pickle=true"
+        found.append(f"{what}: {', '.join(pickled)} has only pickled weights, which can run code when loaded. {allow}.")
+    return found
+
+
+def _only_pickled(model: Model, component: str) -> bool:
+    folder = model.folder / component
+    return any(folder.glob("*.bin")) and not any(folder.glob("*.safetensors"))
+
+
+def _sizes(plan: Plan) -> list[str]:
+    """Picture sizes that the VAE's factor and the transformer's patches do not divide."""
+    blocks = plan.model.configs.get("vae", {}).get("block_out_channels", [])
+    patch = 2 if any(name.startswith("transformer") for name in plan.model.components) else 1
+    factor = 2 ** (len(blocks) - 1) * patch if blocks else 1
+    sizes = {"height": plan.run.height, "width": plan.run.width}
+    return [
+        f"run.{key}={size}: {plan.model.pipeline_class} needs a multiple of {factor}. "
+        f"Use {max(factor, round(size / factor) * factor)}."
+        for key, size in sizes.items()
+        if size and size % factor
+    ]
+
+
+def _call(plan: Plan) -> list[str]:
+    """Settings of the run that the pipeline's call does not take, or takes and ignores."""
+    run, name, takes = plan.run, plan.model.pipeline_class, call_arguments(plan.model.pipeline_class)
+    given = {key: getattr(run, key) for key in ("negative_prompt", "guidance_scale", "height", "width")}
+    found = [
+        f"run.{k}={v!r}: {name} takes no {k}. Leave it out."
+        for k, v in given.items()
+        if v is not None and takes and k not in takes
+    ]
+    found += [
+        f"model.call.{key}: {name} takes no such argument. {nearest(key, takes)}"
+        for key in plan.call
+        if takes and key not in takes
+    ]
+    if run.guidance_scale is not None and _ignores_guidance(plan):
+        found.append(
+            f"run.guidance_scale={run.guidance_scale}: this model has no guidance embedding, it would change nothing. "
+            "Leave it out."
+        )
+    scale = plan.call.get("true_cfg_scale", 1.0) if "true_cfg_scale" in takes else run.guidance_scale
+    if run.negative_prompt is not None and scale is not None and scale <= 1:
+        key = "model.call.true_cfg_scale" if "true_cfg_scale" in takes else "run.guidance_scale"
+        found.append(
+            f"run.negative_prompt={run.negative_prompt!r}: it acts only with {key} above 1. "
+            f"Write +{key}=3 too, or leave it out."
+        )
+    return found
+
+
+def _ignores_guidance(plan: Plan) -> bool:
+    return any(plan.model.configs.get(name, {}).get("guidance_embeds") is False for name in plan.model.denoisers)
+
+
+def _needs(plan: Plan) -> list[str]:
+    """Needs that are not met; where a component does not exist, only that, since other needs look at it."""
+    found = []
+    for transform in plan.transforms:
+        reasons = _missing_components(plan, transform)
+        reasons = reasons or [why for n in transform.technique.needs if (why := n.check(plan.context(transform)))]
+        found += [f"{transform.name}: {reason}" for reason in reasons]
+    return [line if line.endswith((".", "?")) else f"{line}." for line in found]
+
+
+def _missing_components(plan: Plan, transform: Transform) -> list[str]:
+    if "components" not in transform.options:
+        return []
+    known, kind = plan.model.components, plan.model.pipeline_class
+    words = ["denoiser", "text_encoders", *known, *(f"{name}.decode" for name in known if name.startswith("vae"))]
+    names = expand(transform.options["components"], known)
+    wrong = [f"components={n!r}: {kind} has no such component. {nearest(n, words)}" for n in names if n not in words]
+    return (
+        wrong
+        if names
+        else [f"components={transform.options['components']!r}: {kind} has none of them. {nearest('', words)}"]
+    )

@@ -1,0 +1,142 @@
+"""The command line: `python -m optbuilder group=option key=value ...`, and `-m` for a grid."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import sys
+from collections.abc import Mapping
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import hydra
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.experimental.callback import Callback
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from optbuilder.builder import resolve
+from optbuilder.errors import Refused, nearest
+from optbuilder.job import Outcome, generate, refused
+from optbuilder.options import options
+from optbuilder.overrides import explained, quoted, translated
+from optbuilder.record import plan_json
+from optbuilder.show import print_options, print_plan, print_summary, print_sweep
+from optbuilder.usage import usage
+
+ACTIONS = ("generate", "plan", "options")
+
+PACKAGE = Path(__file__).parent
+CONF = next(path for path in (PACKAGE / "conf", PACKAGE.parent / "conf") if path.is_dir())  # in a wheel, in a checkout
+
+
+def main() -> None:
+    """Run what the command line asks for. The exit code is 0 if every job did it, 2 for a mistake, 1 for a failure."""
+    os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # Hydra raises, and the message is ours
+    sys.argv[1:] = quoted(sys.argv[1:])
+    if {"-h", "--help"} & set(sys.argv[1:]):  # Hydra's own help reads every group several times and knows no summaries
+        sys.exit(print(usage(CONF)))
+    outcomes: list[Any] = []
+
+    @hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")
+    def task(cfg: DictConfig) -> None:
+        outcomes.append(act(cfg, HydraConfig.get()))
+
+    with translated(CONF):
+        task()
+    sys.exit(report(outcomes))
+
+
+def act(cfg: DictConfig, hydra_config: DictConfig) -> Any:
+    """Do what the config's `action` says."""
+    directory, choices = Path(hydra_config.runtime.output_dir), hydra_config.runtime.choices
+    try:
+        config = OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
+        if cfg.action not in ACTIONS:
+            raise Refused(f"action={cfg.action!r}: there is no such action. {nearest(str(cfg.action), ACTIONS)}")
+        if cfg.action == "generate":
+            return generate(config, choices, directory)
+        return show_plan(config, choices) if cfg.action == "plan" else show_options(config)
+    except OmegaConfBaseException as error:
+        return refused(directory, [explained(error, CONF, sys.argv[1:])])
+    except Refused as error:
+        return refused(directory, error.reasons)
+
+
+def show_plan(config: Mapping[str, Any], choices: Mapping[str, str]) -> Outcome:
+    plan = resolve(config, choices)
+    print_plan(plan_json(plan, ""))
+    return Outcome("refused" if plan.refusals else "ok", Path(), plan.refusals)
+
+
+def show_options(config: Mapping[str, Any]) -> Outcome:
+    print_options(options(config, option_nodes(config["stages"])), config["model"]["repo_id"])
+    return Outcome("ok", Path())
+
+
+def option_nodes(stages: Mapping[str, str]) -> dict[str, dict[str, Any]]:
+    """The config of every option of every stage, from everywhere Hydra looks (--config-dir too)."""
+    loader = GlobalHydra.instance().config_loader()
+    folders = [
+        Path(p.path.removeprefix("file://"))
+        for p in loader.get_search_path().get_path()
+        if "://" not in p.path.removeprefix("file://")
+    ]
+    found: dict[str, dict[str, Any]] = {}
+    for stage in stages:
+        files = {f.stem: f for folder in reversed(folders) for f in sorted((folder / stage).glob("*.yaml"))}
+        found[stage] = {
+            name: OmegaConf.to_container(OmegaConf.load(f)) or {} for name, f in files.items() if name != "none"
+        }
+    return found
+
+
+def report(outcomes: list[Outcome]) -> int:
+    """Print how the jobs ended, and return the exit code: of a grid, refused jobs are results, not mistakes."""
+    if len(outcomes) > 1:
+        print_sweep(outcomes)
+    elif outcomes and outcomes[0].metrics and outcomes[0].status != "refused":
+        print_summary(outcomes[0])
+    for reason in (r for outcome in outcomes[:1] for r in outcome.reasons if len(outcomes) == 1):
+        print(reason, file=sys.stderr)
+    statuses = {outcome.status for outcome in outcomes}
+    return 1 if statuses - {"ok", "skipped", "refused"} else 2 if statuses == {"refused"} else 0
+
+
+class ExclusiveDirectory(Callback):
+    """Create the directory of a run or a sweep, so that two never share one."""
+
+    def on_run_start(self, config: DictConfig, **_: Any) -> None:
+        if config.action == "generate":
+            create(config.hydra.run.dir)
+
+    def on_multirun_start(self, config: DictConfig, **_: Any) -> None:
+        create(config.hydra.sweep.dir)
+
+
+def create(directory: str) -> None:
+    """Make a directory that was not there. Exits with 2 where it was: Hydra would write over what it holds."""
+    try:
+        Path(directory).mkdir(parents=True)
+    except FileExistsError:
+        print(
+            f"{directory!r} already exists, and a run never writes into another's directory. Choose another.",
+            file=sys.stderr,
+        )
+        sys.exit(2)
+
+
+def run_directory(action: str) -> str:
+    """outputs/<day>/<time with milliseconds>_<random>; for an action that leaves nothing, here."""
+    now = datetime.now()
+    return (
+        f"outputs/{now:%Y-%m-%d}/{now:%H-%M-%S}-{now.microsecond // 1000:03d}_{secrets.token_hex(3)}"
+        if action == "generate"
+        else "."
+    )
+
+
+OmegaConf.register_new_resolver("run_directory", run_directory, use_cache=True, replace=True)
+OmegaConf.register_new_resolver("hydra_folder", lambda action: ".hydra" if action == "generate" else None, replace=True)

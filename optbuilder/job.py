@@ -1,0 +1,112 @@
+"""One job, from a composed config to a finished run directory."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from optbuilder.apply import apply
+from optbuilder.builder import Plan, resolve
+from optbuilder.errors import NoEffect, Refused
+from optbuilder.noise import hush, to_run_log
+from optbuilder.record import SCHEMA_VERSION, environment, job_key, plan_json, write_images, write_json
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class Outcome:
+    """How a job ended: a status of the run directory, the reasons where it is not ok, and what was measured."""
+
+    status: str
+    directory: Path
+    reasons: list[str] = field(default_factory=list)
+    metrics: dict[str, Any] = field(default_factory=dict)
+    plan: dict[str, Any] = field(default_factory=dict)
+
+
+def generate(config: Mapping[str, Any], choices: Mapping[str, str], directory: Path) -> Outcome:
+    """Plan, load, apply, run and record one job in `directory`. A failure is recorded as well, and does not raise."""
+    outcome = Outcome("failed", directory)
+    try:
+        plan = resolve(config, choices)
+        outcome.plan = plan_json(plan, job_key(config))
+        _run(plan.require(), outcome)
+    except Refused as refused:
+        outcome.status, outcome.reasons = "refused", refused.reasons
+    except NoEffect as error:
+        outcome.reasons = [str(error)]
+    except Exception as error:  # whatever a library raises is this job's result, not the end of a sweep
+        log.exception("the job failed")
+        outcome.reasons = [f"{type(error).__name__}: {' '.join(str(error).split())[:1000]}"]
+    outcome.metrics = {**_head(config, outcome), **outcome.metrics}
+    write_json(directory / "plan.json", outcome.plan)
+    write_json(directory / "metrics.json", outcome.metrics)
+    return outcome
+
+
+def refused(directory: Path, reasons: list[str]) -> Outcome:
+    """The outcome of a config that could not even be read as one."""
+    outcome = Outcome("refused", directory, reasons)
+    outcome.metrics = {"schema_version": SCHEMA_VERSION, "status": "refused", "reasons": reasons}
+    return outcome
+
+
+def _head(config: Mapping[str, Any], outcome: Outcome) -> dict[str, Any]:
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "status": outcome.status,
+        "reasons": outcome.reasons,
+        "job_key": job_key(config),
+    }
+
+
+def _run(plan: Plan, outcome: Outcome) -> None:
+    hush()
+    start = time.perf_counter()
+    import diffusers  # noqa: F401 - the import is a phase of its own
+
+    from optbuilder.show import progress
+    from optbuilder.state import preserved
+
+    phases = {"import_s": time.perf_counter() - start}
+    to_run_log()
+    with preserved(), progress(sys.stderr.isatty()) as show:
+        _measured(plan, outcome, phases, show)
+    gc.collect()  # modules and their hooks refer to each other; the next job needs the room
+
+
+def _measured(plan: Plan, outcome: Outcome, phases: dict[str, Any], show: Any) -> None:
+    from optbuilder.counters import attention_kernels, counted_graphs
+    from optbuilder.measure import peak_memory
+    from optbuilder.metrics import degraded, metrics
+    from optbuilder.pipeline import load
+    from optbuilder.runner import arguments, run
+
+    device, start = plan.machine.device, time.perf_counter()
+    with counted_graphs() as graphs:
+        show(f"loading {plan.model.repo_id}", 0, 0)
+        with peak_memory(device) as load_memory:
+            pipe = load(plan.model, plan.load, device)
+        phases["load_s"] = time.perf_counter() - start
+        pipe, effects = apply(plan, pipe)
+        outcome.plan = plan_json(plan, outcome.plan["job_key"], effects)
+        phases["transforms_s"] = {effect.transform: effect.seconds for effect in effects}
+        compiles = any(t.stage == "compile" for t in plan.transforms)
+        show("first call: compiling, which can take minutes" if compiles else "first call", 0, 0)
+        result = run(pipe, plan.run, call=plan.call, device=device, graphs=graphs, show=show)
+        counted = asdict(graphs())
+    result.memory["load"] = load_memory
+    pipe.set_progress_bar_config(disable=True)
+    kernels = attention_kernels(lambda: pipe(**{**arguments(plan.run, 0, plan.call), "num_inference_steps": 1}))
+    outcome.metrics = metrics(plan, pipe, result, phases, counted, kernels)
+    outcome.metrics["environment"] = environment(plan)
+    outcome.metrics["images"] = write_images(outcome.directory, result.images, outcome.plan["job_key"])
+    outcome.reasons = result.problems or degraded(plan, outcome.metrics["counters"])
+    outcome.status = "invalid_output" if result.problems else "degraded" if outcome.reasons else "ok"

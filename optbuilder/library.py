@@ -1,0 +1,97 @@
+"""What the installed diffusers and torch say of their own classes and flags, read from their source, not imported.
+
+Importing diffusers takes seconds; a plan needs four facts of one class.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib.util import find_spec
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class ClassFacts:
+    """A diffusers model class: its bases, repeated blocks, and whether its attention goes through the dispatcher."""
+
+    name: str
+    known: bool = False
+    bases: tuple[str, ...] = ()
+    repeated_blocks: tuple[str, ...] = ()
+    dispatches_attention: bool = False
+
+
+@lru_cache
+def class_facts(name: str) -> ClassFacts:
+    """The facts of a model class by its name; `known` is False for a class that diffusers does not define."""
+    found = _definition(name, "models")
+    if found is None:
+        return ClassFacts(name)
+    path, source = found
+    node = _class(source, name)
+    blocks = next((s.value for s in node.body if isinstance(s, ast.Assign) and _assigns(s, "_repeated_blocks")), None)
+    return ClassFacts(
+        name,
+        True,
+        tuple(ast.unparse(base) for base in node.bases),
+        tuple(ast.literal_eval(blocks) or ()) if blocks is not None else (),
+        _dispatches(path, source),
+    )
+
+
+@lru_cache
+def call_arguments(pipeline: str) -> frozenset[str]:
+    """The arguments of a pipeline's `__call__`; empty for a class that diffusers does not define."""
+    found = _definition(pipeline, "pipelines")
+    if found is None:
+        return frozenset()
+    methods = [n for n in _class(found[1], pipeline).body if isinstance(n, ast.FunctionDef) and n.name == "__call__"]
+    return frozenset(argument.arg for method in methods for argument in method.args.args + method.args.kwonlyargs)
+
+
+@lru_cache
+def inductor_flags() -> frozenset[str]:
+    """The names of torch._inductor.config's top-level flags."""
+    statements = ast.parse((_package("torch") / "_inductor" / "config.py").read_text(encoding="utf-8")).body
+    targets = [s.target for s in statements if isinstance(s, ast.AnnAssign)]
+    targets += [s.targets[0] for s in statements if isinstance(s, ast.Assign)]
+    return frozenset(t.id for t in targets if isinstance(t, ast.Name) and not t.id.startswith("_"))
+
+
+def _definition(name: str, part: str) -> tuple[Path, str] | None:
+    """The file in one part of diffusers that defines a class, and its text."""
+    pattern = re.compile(rf"^class {re.escape(name)}\(", re.M)
+    for path in sorted((_package("diffusers") / part).rglob("*.py")):
+        source = path.read_text(encoding="utf-8")
+        if pattern.search(source):
+            return path, source
+    return None
+
+
+def _class(source: str, name: str) -> ast.ClassDef:
+    return next(n for n in ast.parse(source).body if isinstance(n, ast.ClassDef) and n.name == name)
+
+
+def _dispatches(path: Path, source: str) -> bool:
+    """Whether the file, or a sibling that it takes attention classes from, calls the attention dispatcher."""
+    calls = "dispatch_attention_fn"
+    imports = [n for n in ast.parse(source).body if isinstance(n, ast.ImportFrom) and n.level == 1 and n.module]
+    siblings = [
+        path.with_name(f"{n.module}.py") for n in imports if any(re.search("Att|Block", a.name) for a in n.names)
+    ]
+    return calls in source or any(calls in s.read_text(encoding="utf-8") for s in siblings if s.exists())
+
+
+def _assigns(statement: ast.Assign, name: str) -> bool:
+    return any(isinstance(t, ast.Name) and t.id == name for t in statement.targets)
+
+
+@lru_cache
+def _package(name: str) -> Path:
+    spec = find_spec(name)
+    if spec is None or spec.origin is None:
+        raise ModuleNotFoundError(f"{name} is not installed; pip install -e . installs what optbuilder needs")
+    return Path(spec.origin).parent

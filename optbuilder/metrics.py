@@ -1,0 +1,48 @@
+"""What a run measured, as the data of metrics.json. Seconds and bytes throughout."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+from optbuilder.builder import Plan
+from optbuilder.runner import Result, latency
+from optbuilder.snapshot import snapshot
+
+
+def metrics(
+    plan: Plan,
+    pipe: Any,
+    result: Result,
+    phases: Mapping[str, Any],
+    counted: Mapping[str, Any],
+    kernels: Mapping[str, int],
+) -> dict[str, Any]:
+    """Phases, latency, memory and counters of a finished run."""
+    times = latency(result, plan.run.images_per_prompt)
+    return {
+        "phases": {
+            **phases,
+            "first_call_s": result.first.seconds,
+            "compile_s": max(0.0, result.first.seconds - times["call_s"]["median"]) if counted["graphs"] else None,
+            "warmup_s": [call.seconds for call in result.warmup],
+        },
+        "latency": times,
+        "memory": {
+            "phases": {phase: asdict(memory) for phase, memory in result.memory.items()},
+            "weights_bytes": {n: s["bytes"] for n, s in snapshot(pipe).items() if "bytes" in s},
+        },
+        "quality": None,
+        "counters": {
+            **counted,
+            "graphs_in_timed_calls": counted["graphs"] - result.graphs_before_timing,
+            "attention_kernels": kernels,
+        },
+    }
+
+
+def degraded(plan: Plan, counters: Mapping[str, Any]) -> list[str]:
+    """Why a run that ended well was not what was asked for: techniques that the counters do not show at work."""
+    reasons = [(t.name, t.technique.ran(t.options, counters)) for t in plan.transforms]
+    return [f"{name}: {reason}." for name, reason in reasons if reason]

@@ -1,0 +1,149 @@
+"""Hydra's and OmegaConf's errors in one line each: what, the quoted value, why, and what to write instead."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from hydra import compose, initialize_config_dir
+from hydra.core.override_parser.types import Quote, QuotedString
+from hydra.errors import ConfigCompositionException, HydraException, MissingConfigException, OverrideParseException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import InterpolationResolutionError, MissingMandatoryValue, OmegaConfBaseException
+
+from optbuilder.errors import nearest
+
+TEXTS = ("run.prompts", "run.prompts_file", "run.negative_prompt", "model.repo_id")
+
+
+def quoted(argv: Sequence[str]) -> list[str]:
+    """Put Hydra's quotes around a bare text (`run.prompts=it's a cat, on a mat`), so that any text simply works.
+
+    Lists, quoted values and null stay as they are, and so does everything in a multirun, where a comma separates jobs.
+    """
+    if "-m" in argv or "--multirun" in argv:
+        return list(argv)
+    return [_quote(word) if word.partition("=")[0].lstrip("+") in TEXTS else word for word in argv]
+
+
+def _quote(word: str) -> str:
+    key, _, text = word.partition("=")
+    if text in ("", "null") or text.lstrip().startswith(("[", '"', "'")):
+        return word
+    return f"{key}={QuotedString(text.replace('${', chr(92) + '${'), Quote.double).with_quotes()}"
+
+
+@contextmanager
+def translated(conf: Path) -> Iterator[None]:
+    """Turn a mistake on the command line into one line on stderr and exit code 2."""
+    try:
+        yield
+    except (HydraException, OmegaConfBaseException) as error:
+        message = explained(error, conf, sys.argv[1:])
+    except ValueError as error:  # what Hydra raises for `quant=null`
+        if "Config group override" not in str(error):
+            raise
+        message = _no_option_name(conf, sys.argv[1:])
+    else:
+        return
+    print(message, file=sys.stderr)
+    sys.exit(2)
+
+
+def explained(error: Exception, conf: Path, argv: Sequence[str]) -> str:
+    """The one line for an error of Hydra or OmegaConf."""
+    if isinstance(error, MissingConfigException):
+        return _missing(error, conf)
+    if isinstance(error, OverrideParseException):
+        return _unparsed(error.override)
+    if isinstance(error, ConfigCompositionException):
+        return _uncomposed(str(error), conf, argv)
+    if isinstance(error, MissingMandatoryValue):
+        key = getattr(error, "full_key", None) or "a value"
+        return f"{key}: it has no default. Write {key}=..."
+    if isinstance(error, InterpolationResolutionError):
+        reads = f"a text with ${{...}} is read as a reference ({_first_line(error)})"
+        return f"{error.full_key}: {reads}. Write \\${{...}}, or use run.prompts_file."
+    return f"{_first_line(error)}."
+
+
+def _missing(error: MissingConfigException, conf: Path) -> str:
+    group, _, option = str(error.missing_cfg_file).rpartition("/")
+    while group and not (conf / group).is_dir():  # quant/int8/x: the group is quant
+        group, _, head = group.rpartition("/")
+        option = f"{head}/{option}"
+    if not group:
+        return f"--config-name={option!r}: there is no such config. Leave it out, or give --config-dir too."
+    known = error.options or [path.stem for path in (conf / group).glob("*.yaml")]
+    return f"{group}={option!r}: there is no such option. {nearest(option, known)}"
+
+
+def _unparsed(override: str) -> str:
+    key, equals, value = override.partition("=")
+    if not equals:
+        return f"{override!r}: this is no override. Write key=value, for example precision=bf16."
+    if value.startswith("["):
+        items = ", ".join(QuotedString(i.strip(), Quote.double).with_quotes() for i in value.strip("[]").split(","))
+        fix = f"Write '{key}=[{items}]', or use run.prompts_file=<file>."
+        return f"{override!r}: texts in a list need quotes of their own. {fix}"
+    return f"{override!r}: this value needs quotes. Write '{key}={QuotedString(value, Quote.double).with_quotes()}'."
+
+
+def _uncomposed(message: str, conf: Path, argv: Sequence[str]) -> str:
+    if ambiguous := re.match(r"Ambiguous value for argument '(.*?)'\n1\.", message, re.S):
+        key, _, value = ambiguous[1].partition("=")
+        as_list = "" if (conf / key).is_dir() else f" For a list write '{key}=[{value}]'."
+        return f"{ambiguous[1]!r}: several values make a grid, which needs -m (--multirun).{as_list}"
+    if not (unknown := re.match(r"Could not override '(.*?)'\.", message)):
+        return f"{message.splitlines()[0].rstrip('.')}."
+    key = unknown[1].replace("/", ".")
+    value = next((word.partition("=")[2] for word in argv if word.partition("=")[0] == unknown[1]), "")
+    group, _, option = key.partition(".")
+    if option and (conf / group).is_dir():
+        known, chosen = known_keys(conf, group, argv)
+        if not known:
+            return f"{key}={value!r}: {group}=none has no options. Choose another first: {_options(conf, group)}."
+        where = f"{group}={chosen}" if chosen else group
+        return f"{key}={value!r}: {where} has no such option. {nearest(key, known)}"
+    return f"{key}={value!r}: there is no such group or key. {nearest(key, known_keys(conf, '', argv)[0])}"
+
+
+def known_keys(conf: Path, group: str, argv: Sequence[str]) -> tuple[list[str], str]:
+    """The keys that can be overridden below a group with the options chosen in `argv`, and the option chosen there."""
+    groups = {path.name for path in conf.iterdir() if path.is_dir()}
+    choices = [word for word in argv if word.partition("=")[0] in groups and not word.endswith("=null")]
+    with initialize_config_dir(str(conf), version_base="1.3"):
+        config = compose("config", overrides=choices)
+    node = config[group] if group else config
+    chosen = next((word.partition("=")[2] for word in choices if word.startswith(f"{group}=")), "")
+    return [k for k in _flat(node, f"{group}." if group else "") if not k.endswith("_target_")], chosen
+
+
+def _flat(node: DictConfig | None, prefix: str) -> Iterator[str]:
+    for key in node or ():
+        yield f"{prefix}{key}"
+        if OmegaConf.is_dict(child := node._get_node(key)):  # type: ignore[union-attr]
+            yield from _flat(child, f"{prefix}{key}.")  # type: ignore[arg-type]
+
+
+def _no_option_name(conf: Path, argv: Sequence[str]) -> str:
+    """For a group set to null, a number or a truth value, which Hydra takes for no option's name."""
+    words = (
+        w for w in argv if re.search(r"=(null|true|false|[-\d.]+)$", w, re.I) and (conf / w.partition("=")[0]).is_dir()
+    )
+    word = next(words, "group=null")
+    group = word.partition("=")[0]
+    known = [path.stem for path in (conf / group).glob("*.yaml")]
+    return f"{word!r}: a group takes the name of one of its options. {nearest('', known)}"
+
+
+def _options(conf: Path, group: str) -> str:
+    return ", ".join(sorted(path.stem for path in (conf / group).glob("*.yaml") if path.stem != "none"))
+
+
+def _first_line(error: Any) -> str:
+    return str(error).splitlines()[0].rstrip(".")

@@ -1,0 +1,106 @@
+"""The typed settings of a job: what to load, what to generate, and how often to measure it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from optbuilder.errors import Refused
+from optbuilder.typed import conform
+
+
+@dataclass
+class ModelSettings:
+    """What to load. `run` are the model's defaults for the run, `call` further arguments of the pipeline's call."""
+
+    repo_id: str
+    revision: str | None = None
+    variant: str | None = None
+    allow_pickle: bool = False
+    trust_remote_code: bool = False
+    run: dict[str, Any] = field(default_factory=dict)
+    call: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class Run:
+    """`prompts` is a text or a list of texts; sizes in pixels; null takes the model's default, else the pipeline's."""
+
+    prompts: Any = None
+    prompts_file: str | None = None
+    negative_prompt: str | None = None
+    height: int | None = None
+    width: int | None = None
+    num_inference_steps: int | None = None
+    guidance_scale: float | None = None
+    seed: int = 0
+    images_per_prompt: int = 1
+    warmup: int = 1
+    repeats: int = 3
+
+
+def run_settings(values: Mapping[str, Any], defaults: Mapping[str, Any]) -> tuple[Run, list[str]]:
+    """The run's settings, with the model's defaults where they say null, and one line for each that is wrong."""
+    known, problems = conform(Run, values, "run")
+    chosen, more = conform(Run, {key: value for key, value in defaults.items() if known.get(key) is None}, "model.run")
+    run = Run(**{key: chosen[key] if known[key] is None else known[key] for key in known})
+    try:
+        run.prompts = _prompts(known["prompts"], run.prompts_file, chosen["prompts"])
+    except Refused as refused:
+        more += refused.reasons
+    return run, problems + more + _out_of_range(run)
+
+
+def _out_of_range(run: Run) -> list[str]:
+    least = {
+        "height": 8,
+        "width": 8,
+        "num_inference_steps": 1,
+        "images_per_prompt": 1,
+        "warmup": 0,
+        "repeats": 1,
+        "seed": 0,
+    }
+    values = {key: getattr(run, key) for key in least}
+    return [
+        f"run.{k}={v!r}: it is too small. Use {least[k]} or more."
+        for k, v in values.items()
+        if v is not None and v < least[k]
+    ]
+
+
+def _prompts(prompts: Any, file: str | None, defaults: Any) -> list[str]:
+    if prompts is not None and file is not None:
+        raise Refused(
+            f"run.prompts_file={file!r}: run.prompts is given too, and only one of them can be meant. Leave one out."
+        )
+    if file is not None:
+        prompts = read_prompts(Path(file).expanduser())
+    prompts = defaults if prompts is None else prompts
+    listed = [prompts] if isinstance(prompts, (str, int, float)) else prompts
+    if not isinstance(listed, list) or not listed or any(isinstance(p, (list, dict)) or p is None for p in listed):
+        raise Refused(
+            f"run.prompts={prompts!r}: it must be a text or a list of texts. Write 'run.prompts=[\"a red circle\"]'."
+        )
+    return [str(prompt) for prompt in listed]
+
+
+def read_prompts(path: Path) -> list[str]:
+    """Prompts from a file: a YAML list (`.yaml`, `.yml`), or one per line but empty ones. Nothing is interpolated."""
+    try:
+        text = path.read_text(encoding="utf-8")
+        prompts = (
+            yaml.safe_load(text)
+            if path.suffix in (".yaml", ".yml")
+            else [line for line in text.splitlines() if line.strip()]
+        )
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        reason = str(error).splitlines()[0]
+        raise Refused(f"run.prompts_file={str(path)!r}: {reason}. Give a text file with one prompt per line.") from None
+    if not isinstance(prompts, list) or not prompts:
+        raise Refused(f"run.prompts_file={str(path)!r}: there is no prompt in it. Give one per line, or a YAML list.")
+    return prompts

@@ -1,0 +1,137 @@
+"""What a person sees: progress on a terminal, the plan, the options, and a summary of what was measured."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+from rich.text import Text
+
+_STYLES = {"ok": "bold green", "refused": "bold yellow"}
+
+
+@contextmanager
+def progress(terminal: bool) -> Iterator[Callable[[str, int, int], None]]:
+    """A bar on stderr that `show(text, done, total)` moves; a total of 0 stands for unknown. Silent off a terminal."""
+    columns = TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[count]}"), TimeElapsedColumn()
+    with Progress(
+        *columns, console=Console(stderr=True), transient=True, disable=not terminal, refresh_per_second=4
+    ) as bar:
+        task, shown = bar.add_task("", total=None, count=""), ""
+
+        def show(text: str, done: int, total: int) -> None:
+            nonlocal shown
+            if text != shown:
+                bar.reset(task, description=text, total=total or None, count="")
+                shown = text
+            bar.update(task, completed=done, total=total or None, count=f"{done}/{total} steps" if total else "")
+
+        yield show
+
+
+def bytes_text(n: float) -> str:
+    """A number of bytes with a unit.
+
+    >>> bytes_text(1536), bytes_text(2 * 1024**3)
+    ('1.5 KiB', '2.0 GiB')
+    """
+    for unit in ("B", "KiB", "MiB"):
+        if n < 1024:
+            return f"{n:.0f} B" if unit == "B" else f"{n:.1f} {unit}"
+        n /= 1024
+    return f"{n:.1f} GiB"
+
+
+def print_plan(plan: Mapping[str, Any]) -> None:
+    """The transforms in order with their options and reasons, then notes and refusals."""
+    console = Console(highlight=False, soft_wrap=True)
+    console.print(f"{plan['model']['repo_id']} ({plan['model']['pipeline']}) on {plan['device']}", markup=False)
+    for number, transform in enumerate(plan["transforms"], 1):
+        kind = "lossless" if transform["lossless"] else "lossy"
+        console.print(f"{number}. {transform['stage']}={transform['option']}  [{kind}]", style="bold", markup=False)
+        options = ", ".join(f"{k}={_short(v)}" for k, v in transform["options"].items() if _short(v) != "null")
+        console.print(f"   {transform['function'].rsplit('.', 1)[1]}({options})", markup=False)
+        console.print(f"   here: {transform['why_here']}", markup=False)
+    if plan["load"]:
+        console.print(
+            f"from_pretrained({', '.join(f'{k}={_short(v)}' for k, v in plan['load'].items())})", markup=False
+        )
+    for note in plan["notes"]:
+        console.print(f"note: {note}", style="cyan", markup=False)
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, Mapping):
+        inner = ", ".join(f"{k}: {_short(v)}" for k, v in value.items() if v is not None)
+        return f"{{{inner}}}" if inner else "null"
+    return "null" if value is None else str(value)
+
+
+def print_summary(outcome: Any) -> None:
+    """What was applied, the latency, the peak memory, and where the files are."""
+    console = Console(highlight=False, soft_wrap=True)
+    names = ", ".join(f"{t['stage']}={t['option']}" for t in outcome.plan.get("transforms", []))
+    style = _STYLES.get(outcome.status, "bold red")
+    console.print(
+        Text(outcome.status, style=style), Text(f"{names} on {outcome.plan['model']['repo_id']}" if names else "")
+    )
+    if "latency" in outcome.metrics:
+        for name, text in _figures(outcome):
+            console.print(f"  {name:<12}{text}", markup=False)
+    console.print(f"  {'files':<12}{outcome.directory}", markup=False)
+
+
+def _figures(outcome: Any) -> list[tuple[str, str]]:
+    metrics = outcome.metrics
+    call, phases, memory = metrics["latency"]["call_s"], metrics["phases"], metrics["memory"]
+    spread = f"p90 {call['p90']:.3f}, min {call['min']:.3f}, n={call['n']}"
+    compiled = f", of which compiling {phases['compile_s']:.1f} s" if phases["compile_s"] else ""
+    peak = memory["phases"]["run"]
+    device = peak["device_allocated_peak_bytes"]
+    weights = sum(sum(sizes.values()) for sizes in memory["weights_bytes"].values())
+    return [
+        *((t["transform"], note) for t in (x["effect"] for x in outcome.plan["transforms"]) for note in t["notes"]),
+        ("latency", f"{call['median']:.3f} s per call ({spread}), {metrics['latency']['images_per_s']:.2f} images/s"),
+        ("first call", f"{phases['first_call_s']:.1f} s{compiled}; load {phases['load_s']:.1f} s"),
+        (
+            "peak memory",
+            f"process {bytes_text(peak['rss_peak_bytes'])}" + (f", device {bytes_text(device)}" if device else ""),
+        ),
+        ("weights", bytes_text(weights)),
+        ("images", str(len(metrics["images"]))),
+    ]
+
+
+def print_options(found: Sequence[Any], model: str) -> None:
+    """Every option with whether it is usable, lossless, what it needs, and why not."""
+    table = Table("option", "usable", "kind", "needs", "why not", title=model)
+    for option in found:
+        usable = Text("no", style="yellow") if option.reasons else Text("yes", style="green")
+        kind = "" if option.lossless is None else "lossless" if option.lossless else "lossy"
+        table.add_row(f"{option.stage}={option.name}", usable, kind, option.needs, Text(" ".join(option.reasons)))
+    Console().print(table)
+
+
+def print_sweep(outcomes: Sequence[Any]) -> None:
+    """One line per job of a grid."""
+    table = Table("job", "status", "techniques", "latency s", "images/s", "peak memory", "reason")
+    for number, outcome in enumerate(outcomes):
+        names = " ".join(f"{t['stage']}={t['option']}" for t in outcome.plan.get("transforms", []))
+        figures = ["", "", ""]
+        if "latency" in outcome.metrics:
+            times = outcome.metrics["latency"]
+            peak = outcome.metrics["memory"]["phases"]["run"]
+            bytes_ = peak["device_allocated_peak_bytes"] or peak["rss_peak_bytes"]
+            figures = [f"{times['call_s']['median']:.3f}", f"{times['images_per_s']:.2f}", bytes_text(bytes_)]
+        table.add_row(
+            str(number),
+            Text(outcome.status, style=_STYLES.get(outcome.status, "bold red")),
+            names,
+            *figures,
+            Text(" ".join(outcome.reasons)),
+        )
+    Console().print(table)
