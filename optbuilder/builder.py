@@ -78,7 +78,14 @@ def resolve(
     refusals += problems + checks.problems(draft, settings)
     load = {} if refusals else _load_arguments(settings, draft)
     return Plan(
-        model, machine, run, transforms, load, settings.call, refusals, [] if refusals else checks.warnings(draft)
+        model,
+        machine,
+        run,
+        transforms,
+        load,
+        settings.call,
+        refusals,
+        [] if refusals else checks.warnings(draft) + _unused(config, choices),
     )
 
 
@@ -109,6 +116,15 @@ def _transforms(config: Mapping[str, Any], choices: Mapping[str, str] | None) ->
             transforms += [transform] if transform and not wrong else []
             problems += wrong
     return transforms, problems
+
+
+def _unused(config: Mapping[str, Any], choices: Mapping[str, str] | None) -> list[str]:
+    """Options of a stage that is left as it is: a grid gives them to every job, and only some have a use for them."""
+    idle = {stage: node for stage in config["stages"] if (node := config.get(stage) or {}) and not node.get("_target_")}
+    return [
+        f"{s}={(choices or {}).get(s, 'none')}: it has no use for {', '.join(map(str, node))}."
+        for s, node in idle.items()
+    ]
 
 
 def _bind(

@@ -21,7 +21,7 @@ from optbuilder.builder import resolve
 from optbuilder.errors import Refused, nearest
 from optbuilder.job import Outcome, generate, refused
 from optbuilder.options import options
-from optbuilder.overrides import explained, quoted, translated
+from optbuilder.overrides import explained, prepared, translated
 from optbuilder.record import plan_json
 from optbuilder.show import print_options, print_plan, print_summary, print_sweep
 from optbuilder.usage import usage
@@ -35,7 +35,7 @@ CONF = next(path for path in (PACKAGE / "conf", PACKAGE.parent / "conf") if path
 def main() -> None:
     """Run what the command line asks for. The exit code is 0 if every job did it, 2 for a mistake, 1 for a failure."""
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # Hydra raises, and the message is ours
-    sys.argv[1:] = quoted(sys.argv[1:])
+    sys.argv[1:] = prepared(sys.argv[1:], CONF)
     if {"-h", "--help"} & set(sys.argv[1:]):  # Hydra's own help reads every group several times and knows no summaries
         sys.exit(print(usage(CONF)))
     outcomes: list[Any] = []

@@ -65,22 +65,17 @@ def describe(repo_id: str, *, revision: str | None = None) -> Model:
     folder = locate(repo_id, revision)
     index = _read(folder / "model_index.json", repo_id)
     parts = {k: v for k, v in index.items() if not k.startswith("_") and isinstance(v, list) and v[1]}
-    configs = {
-        name: _read(folder / name / "config.json", repo_id)
-        for name in parts
-        if (folder / name / "config.json").exists()
+    files = {
+        n: f for n in parts for f in (folder / n / "config.json", folder / n / "scheduler_config.json") if f.exists()
     }
-    schedulers = {n: folder / n / "scheduler_config.json" for n in parts}
-    configs |= {name: _read(path, repo_id) for name, path in schedulers.items() if path.exists()}
+    name = index.get("_class_name", "DiffusionPipeline")
     return Model(
         repo_id,
         folder,
-        index.get("_class_name", "DiffusionPipeline")
-        if isinstance(index.get("_class_name"), str)
-        else index["_class_name"][1],
-        {name: part[1] for name, part in parts.items()},
-        {name: part[0] for name, part in parts.items()},
-        configs,
+        name if isinstance(name, str) else name[1],  # a pipeline of one's own is [file, class]
+        {n: part[1] for n, part in parts.items()},
+        {n: part[0] for n, part in parts.items()},
+        {n: _read(file, repo_id) for n, file in files.items()},
     )
 
 
@@ -118,7 +113,10 @@ def _alike(folder: Path) -> str:
 
 def _read(path: Path, repo_id: str) -> dict[str, Any]:
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        found = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(found, dict):
+            raise ValueError("an object is expected")
+        return found
     except FileNotFoundError:
         raise Refused(
             f"model.repo_id={repo_id!r}: there is no {path.name} in it, so it is no diffusers folder."

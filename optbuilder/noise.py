@@ -23,7 +23,7 @@ _SAYS_NOTHING = {
 
 def hush() -> None:
     """Filter these messages out; call it before torch and diffusers are imported. Everything else stays."""
-    os.environ.setdefault("KINETO_LOG_LEVEL", "3")  # the profiler announces its start and stop on stderr
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler announces its start and stop on stderr
     for name, fragments in _SAYS_NOTHING.items():
         log = logging.getLogger(name)
         log.filters = [f for f in log.filters if getattr(f, "__name__", "") != "_means_something"]

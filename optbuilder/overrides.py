@@ -20,14 +20,20 @@ from optbuilder.errors import nearest
 TEXTS = ("run.prompts", "run.prompts_file", "run.negative_prompt", "model.repo_id")
 
 
-def quoted(argv: Sequence[str]) -> list[str]:
-    """Put Hydra's quotes around a bare text (`run.prompts=it's a cat, on a mat`), so that any text simply works.
+def prepared(argv: Sequence[str], conf: Path) -> list[str]:
+    """The command line as Hydra's grammar wants it.
 
-    Lists, quoted values and null stay as they are, and so does everything in a multirun, where a comma separates jobs.
+    A bare text (`run.prompts=it's a cat, on a mat`) gets quotes, so that any text works; lists, quoted values and null
+    stay as they are. In a multirun a comma separates jobs, so that nothing is quoted; there, an option of a swept group
+    (`quant=none,int8_dynamic quant.min_parameters=0`) is forced (`++`), since Hydra checks it against the default.
     """
-    if "-m" in argv or "--multirun" in argv:
-        return list(argv)
-    return [_quote(word) if word.partition("=")[0].lstrip("+") in TEXTS else word for word in argv]
+    keys = [word.partition("=")[0] for word in argv]
+    if not {"-m", "--multirun"} & set(argv):
+        return [_quote(word) if key.lstrip("+") in TEXTS else word for key, word in zip(keys, argv, strict=True)]
+    swept = {key for key in keys if (conf / key).is_dir()}
+    return [
+        f"++{word}" if key.partition(".")[0] in swept - {key} else word for key, word in zip(keys, argv, strict=True)
+    ]
 
 
 def _quote(word: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -48,7 +49,7 @@ def bytes_text(n: float) -> str:
 
 def print_plan(plan: Mapping[str, Any]) -> None:
     """The transforms in order with their options and reasons, then notes and refusals."""
-    console = Console(highlight=False, soft_wrap=True)
+    console = _console()
     console.print(f"{plan['model']['repo_id']} ({plan['model']['pipeline']}) on {plan['device']}", markup=False)
     for number, transform in enumerate(plan["transforms"], 1):
         kind = "lossless" if transform["lossless"] else "lossy"
@@ -73,13 +74,16 @@ def _short(value: Any) -> str:
 
 def print_summary(outcome: Any) -> None:
     """What was applied, the latency, the peak memory, and where the files are."""
-    console = Console(highlight=False, soft_wrap=True)
+    console = _console()
     names = ", ".join(f"{t['stage']}={t['option']}" for t in outcome.plan.get("transforms", []))
     style = _STYLES.get(outcome.status, "bold red")
     console.print(
         Text(outcome.status, style=style), Text(f"{names} on {outcome.plan['model']['repo_id']}" if names else "")
     )
     if "latency" in outcome.metrics:
+        for effect in (t["effect"] for t in outcome.plan["transforms"]):
+            for note in effect["notes"]:
+                console.print(f"  {effect['transform']}: {note}", markup=False)
         for name, text in _figures(outcome):
             console.print(f"  {name:<12}{text}", markup=False)
     console.print(f"  {'files':<12}{outcome.directory}", markup=False)
@@ -94,7 +98,6 @@ def _figures(outcome: Any) -> list[tuple[str, str]]:
     device = peak["device_allocated_peak_bytes"]
     weights = sum(sum(sizes.values()) for sizes in memory["weights_bytes"].values())
     return [
-        *((t["transform"], note) for t in (x["effect"] for x in outcome.plan["transforms"]) for note in t["notes"]),
         ("latency", f"{call['median']:.3f} s per call ({spread}), {metrics['latency']['images_per_s']:.2f} images/s"),
         ("first call", f"{phases['first_call_s']:.1f} s{compiled}; load {phases['load_s']:.1f} s"),
         (
@@ -113,25 +116,33 @@ def print_options(found: Sequence[Any], model: str) -> None:
         usable = Text("no", style="yellow") if option.reasons else Text("yes", style="green")
         kind = "" if option.lossless is None else "lossless" if option.lossless else "lossy"
         table.add_row(f"{option.stage}={option.name}", usable, kind, option.needs, Text(" ".join(option.reasons)))
-    Console().print(table)
+    _console().print(table)
 
 
 def print_sweep(outcomes: Sequence[Any]) -> None:
-    """One line per job of a grid."""
-    table = Table("job", "status", "techniques", "latency s", "images/s", "peak memory", "reason")
+    """One line per job of a grid, then the reasons of those that are not ok, each once with its jobs."""
+    table = Table("job", "status", "techniques", "latency s", "images/s", "peak memory")
+    reasons: dict[str, list[str]] = {}
     for number, outcome in enumerate(outcomes):
         names = " ".join(f"{t['stage']}={t['option']}" for t in outcome.plan.get("transforms", []))
-        figures = ["", "", ""]
-        if "latency" in outcome.metrics:
-            times = outcome.metrics["latency"]
-            peak = outcome.metrics["memory"]["phases"]["run"]
-            bytes_ = peak["device_allocated_peak_bytes"] or peak["rss_peak_bytes"]
-            figures = [f"{times['call_s']['median']:.3f}", f"{times['images_per_s']:.2f}", bytes_text(bytes_)]
-        table.add_row(
-            str(number),
-            Text(outcome.status, style=_STYLES.get(outcome.status, "bold red")),
-            names,
-            *figures,
-            Text(" ".join(outcome.reasons)),
-        )
-    Console().print(table)
+        status = Text(outcome.status, style=_STYLES.get(outcome.status, "bold red"))
+        table.add_row(str(number), status, names, *_row(outcome.metrics))
+        for reason in outcome.reasons:
+            reasons.setdefault(reason, []).append(str(number))
+    console = _console()
+    console.print(table)
+    for reason, jobs in reasons.items():
+        console.print(f"job {', '.join(jobs)}: {reason}", markup=False)
+
+
+def _row(metrics: Mapping[str, Any]) -> list[str]:
+    if "latency" not in metrics:
+        return ["", "", ""]
+    times, peak = metrics["latency"], metrics["memory"]["phases"]["run"]
+    memory = peak["device_allocated_peak_bytes"] or peak["rss_peak_bytes"]
+    return [f"{times['call_s']['median']:.3f}", f"{times['images_per_s']:.2f}", bytes_text(memory)]
+
+
+def _console() -> Console:
+    """Standard output; wide enough for a table where it is no terminal."""
+    return Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else 160)

@@ -107,7 +107,7 @@ def set_attention_backend(pipe: Any, *, backend: str = "native") -> Any:
     """Compute the denoiser's attention with a backend of diffusers' attention dispatcher.
 
     Lossless, but for sage's 8 bits. The call also makes the backend the process's default, which other
-    models would then use: that is put back at once. A UNet has no dispatcher; there, xformers is set through its own method.
+    models would then use: that is put back at once. A UNet has no dispatcher, but a method of its own for xformers.
     Source: https://huggingface.co/docs/diffusers/optimization/attention_backends
     """
     from diffusers.models.attention_dispatch import _AttentionBackendRegistry as registry

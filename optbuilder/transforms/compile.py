@@ -122,8 +122,19 @@ def compile_forward(
     torch.fx.experimental._config.use_duck_shape = duck_shape
     arguments = compile_arguments(fullgraph, mode, dynamic, backend, inductor)
     for module, method in computations(pipe, list(components)).values():
+        install_output_hooks(module)
         setattr(module, method, torch.compile(getattr(module, method), **arguments))
     return pipe
+
+
+def install_output_hooks(module: Any) -> None:
+    """Let a transformers model install the hooks that collect its hidden states now: at the first call it would do so
+    under a lock, which breaks the graph."""
+    from transformers import PreTrainedModel
+    from transformers.utils.output_capturing import maybe_install_capturing_hooks
+
+    for model in (m for m in module.modules() if isinstance(m, PreTrainedModel)):
+        maybe_install_capturing_hooks(model)
 
 
 @technique(
