@@ -43,7 +43,7 @@ def generate(config: Mapping[str, Any], choices: Mapping[str, str], directory: P
     except NoEffect as error:
         outcome.reasons = [str(error)]
     except Exception as error:  # whatever a library raises is this job's result, not the end of a sweep
-        log.exception("the job failed")
+        log.info("the job failed", exc_info=True)  # run.log has the traceback, the terminal one line
         outcome.reasons = [f"{type(error).__name__}: {' '.join(str(error).split())[:1000]}"]
     outcome.metrics = {**_head(config, outcome), **outcome.metrics}
     write_json(directory / "plan.json", outcome.plan)

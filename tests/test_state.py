@@ -75,15 +75,14 @@ def test_a_load_that_fails_leaves_the_default_dtype(tiny, tmp_path):
 
     import torch
 
-    from safetensors import SafetensorError
-
     from optbuilder.builder import resolve
+    from optbuilder.errors import Refused
     from optbuilder.pipeline import load
     from tests.conftest import composed, of
 
     folder = shutil.copytree(tiny["sdxl"], tmp_path / "model")
     (folder / "unet" / "diffusion_pytorch_model.safetensors").write_bytes(b"not safetensors")
     plan = resolve(*composed(*of(folder), "precision=bf16"))
-    with pytest.raises(SafetensorError):
+    with pytest.raises(Refused, match="it cannot be loaded"):
         load(plan.model, plan.load)
     assert torch.get_default_dtype() == torch.float32

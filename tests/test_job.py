@@ -1,0 +1,204 @@
+"""The whole path through the command line: run directories, statuses, grids, and what is left behind."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from tests.conftest import ROOT, of, only_run, read
+
+EAGER = ["compile=regional", "compile.backend=eager"]
+
+
+def test_a_run_directory_holds_everything(main, tiny, tmp_path):
+    code, out, err = main(*of(tiny["sdxl"]), "precision=bf16", *EAGER, "run.seed=3", "run.images_per_prompt=2")
+    directory = only_run(tmp_path)
+    metrics, plan = read(directory / "metrics.json"), read(directory / "plan.json")
+    assert code == 0 and err == ""
+    assert re.fullmatch(
+        r"\d{4}-\d\d-\d\d/\d\d-\d\d-\d\d-\d{3}_[0-9a-f]{6}", str(directory.relative_to(tmp_path / "outputs"))
+    )
+    assert {p.name for p in directory.iterdir()} >= {".hydra", "plan.json", "metrics.json", "images", "run.log"} - {
+        "run.log"
+    }
+    assert metrics["status"] == "ok" and metrics["schema_version"] == 1 and metrics["job_key"] == plan["job_key"]
+    assert [t["option"] for t in plan["transforms"]] == ["bf16", "regional"]
+    assert all(t["effect"]["changes"] and t["why_here"] for t in plan["transforms"])
+    assert plan["refusals"] == []
+    picture = Image.open(directory / "images" / "0001.png")
+    assert picture.size == (64, 64)
+    assert picture.text == {"prompt": "a red circle", "seed": "4", "job_key": metrics["job_key"]}
+    assert metrics["images"] == ["images/0000.png", "images/0001.png"]
+    for word in (
+        "ok",
+        "precision=bf16, compile=regional",
+        "latency",
+        "peak memory",
+        str(directory.relative_to(tmp_path)),
+    ):
+        assert word in out
+
+
+def test_metrics_are_those_of_the_run(main, tiny, tmp_path):
+    main(*of(tiny["flux"]), *EAGER, "run.repeats=3", "run.prompts=[a,b]", "quant=int8_weight_only")
+    metrics = read(only_run(tmp_path) / "metrics.json")
+    phases, latency, memory, counters = (metrics[key] for key in ("phases", "latency", "memory", "counters"))
+    assert latency["call_s"]["n"] == 6 == len(latency["call_s"]["samples"]) == len(latency["calls"])
+    assert latency["step_s"]["n"] == 6 * 2
+    assert latency["call_s"]["min"] <= latency["call_s"]["median"] <= latency["call_s"]["p90"]
+    assert phases["compile_s"] == pytest.approx(phases["first_call_s"] - latency["call_s"]["median"])
+    assert phases["load_s"] > 0 and set(phases["transforms_s"]) == {
+        "precision=fp32",
+        "quant=int8_weight_only",
+        "compile=regional",
+    }
+    assert set(memory["phases"]) == {"load", "warmup", "run"}
+    assert all(phase["rss_peak_bytes"] > 1e8 for phase in memory["phases"].values())
+    assert counters["graphs"] == 3 and counters["graphs_in_timed_calls"] == 0 and counters["graph_breaks"] == {}
+    assert sum(counters["attention_kernels"].values()) > 0
+    assert metrics["environment"]["versions"]["torch"] and metrics["environment"]["threads"] >= 1
+    changes = {t["stage"]: t["effect"]["changes"] for t in read(only_run(tmp_path) / "plan.json")["transforms"]}
+    before, after = changes["quant"]["transformer.bytes"]
+    assert after["float32"] < before["float32"] * 0.7
+    assert memory["weights_bytes"]["transformer"] == after
+
+
+def test_what_a_run_left_reproduces_it(main, tiny, tmp_path):
+    """The same config gives the same job key and the same pictures; another config gives another key."""
+    for words in (["run.seed=1"], ["run.seed=1"], ["run.seed=2"]):
+        main(*of(tiny["sdxl"]), *words)
+    runs = [p.parent for p in sorted(tmp_path.glob("outputs/*/*/metrics.json"))]
+    keys = [read(run / "metrics.json")["job_key"] for run in runs]
+    pixels = [np.asarray(Image.open(run / "images" / "0000.png")) for run in runs]
+    assert keys[0] == keys[1] != keys[2]
+    assert np.array_equal(pixels[0], pixels[1]) and not np.array_equal(pixels[0], pixels[2])
+
+
+def test_a_grid_is_a_job_per_combination_and_refused_cells_are_rows(main, tiny, tmp_path):
+    grid = ["precision=fp32,bf16", "compile=none,regional", "quant=none,fp8_dynamic", "compile.backend=eager"]
+    code, out, err = main("-m", *of(tiny["sdxl"]), *grid)
+    found = sorted(tmp_path.glob("outputs/*/*/*/metrics.json"), key=lambda p: int(p.parent.name))
+    statuses = [read(path)["status"] for path in found]
+    assert code == 0 and len(found) == 8
+    assert statuses == ["ok", "refused"] * 4
+    assert "Traceback" not in out + err
+    assert out.count("quant=fp8_dynamic: float8 matmuls need compute capability 8.9") == 1
+    keys = {read(path)["job_key"] for path in found}
+    assert len(keys) == 8
+
+
+def test_a_failing_job_of_a_grid_is_recorded_and_the_others_run(main, tiny, tmp_path, monkeypatch):
+    """P90: every job has its record, the exit code is not 0, and the log has the traceback."""
+    import optbuilder.pipeline as pipeline
+
+    load = pipeline.load
+
+    def fail(model, arguments, device):
+        if arguments["dtype"] == "bfloat16":
+            raise RuntimeError("out of\nmemory")
+        return load(model, arguments, device)
+
+    monkeypatch.setattr(pipeline, "load", fail)
+    code, out, _ = main("-m", *of(tiny["sdxl"]), "precision=bf16,fp32")
+    found = sorted(tmp_path.glob("outputs/*/*/*/metrics.json"))
+    metrics = [read(path) for path in found]
+    assert code == 1
+    assert [m["status"] for m in metrics] == ["failed", "ok"]
+    assert metrics[0]["reasons"] == ["RuntimeError: out of memory"] and "job 0: RuntimeError: out of memory" in out
+    assert "Traceback" in (found[0].parent / "run.log").read_text()
+
+
+def test_black_pictures_are_not_ok(main, tiny, tmp_path):
+    import torch
+    from diffusers import DiffusionPipeline
+
+    pipe = DiffusionPipeline.from_pretrained(tiny["sdxl"])
+    with torch.no_grad():
+        pipe.vae.decoder.conv_out.weight.fill_(float("nan"))
+    pipe.save_pretrained(tmp_path / "broken")
+    code, out, err = main(*of(tmp_path / "broken"))
+    metrics = read(only_run(tmp_path) / "metrics.json")
+    assert code == 1 and metrics["status"] == "invalid_output" and "invalid_output" in out
+    assert "has values that are not finite" in err
+
+
+def test_an_attention_kernel_that_was_not_called_is_degraded(main, tiny, tmp_path, monkeypatch):
+    import optbuilder.counters as counters
+
+    monkeypatch.setattr(counters, "attention_kernels", lambda call: {"aten::_scaled_dot_product_attention_math": 4})
+    code, _, err = main(*of(tiny["sdxl"]), "attention=sdpa_flash")
+    assert code == 1 and read(only_run(tmp_path) / "metrics.json")["status"] == "degraded"
+    assert "attention=sdpa_flash: no flash kernel was called" in err
+
+
+def test_a_run_never_writes_into_anothers_directory(main, tiny, tmp_path):
+    """P91"""
+    where = f"hydra.run.dir={tmp_path}/mine"
+    assert main(*of(tiny["sdxl"]), where)[0] == 0
+    before = {p: p.read_bytes() for p in (tmp_path / "mine").rglob("*") if p.is_file()}
+    code, _, err = main(*of(tiny["sdxl"]), "run.seed=9", where)
+    assert code == 2 and "already exists" in err and len(err.strip().splitlines()) == 1
+    assert {p: p.read_bytes() for p in (tmp_path / "mine").rglob("*") if p.is_file()} == before
+    code, _, err = main("-m", *of(tiny["sdxl"]), "run.seed=9", f"hydra.sweep.dir={tmp_path}/mine")
+    assert code == 2 and "already exists" in err
+
+
+def test_starts_at_the_same_moment_get_directories_of_their_own(tiny, tmp_path):
+    """P91"""
+    command = [sys.executable, "-m", "optbuilder", *of(tiny["sdxl"]), "quant=fp8_dynamic"]
+    started = [subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.DEVNULL) for _ in range(4)]
+    assert [process.wait(timeout=120) for process in started] == [2] * 4
+    assert len(list(tmp_path.glob("outputs/*/*/metrics.json"))) == 4
+
+
+def test_files_are_complete_or_not_there(tmp_path):
+    from optbuilder.record import write_json
+
+    class Unprintable:
+        def __str__(self):
+            raise RuntimeError("no text")
+
+    write_json(tmp_path / "a.json", {"x": 1})
+    with pytest.raises(RuntimeError):
+        write_json(tmp_path / "a.json", {"x": Unprintable()})
+    assert read(tmp_path / "a.json") == {"x": 1} and [p.name for p in tmp_path.iterdir()] == ["a.json"]
+
+
+def test_plan_and_options_leave_nothing_behind(main, tiny, tmp_path):
+    code, out, err = main("action=plan", *of(tiny["flux"]), "precision=bf16", "compile=full")
+    assert (code, err) == (0, "") and "1. precision=bf16  [lossy]" in out and "here: first, since" in out
+    assert main("action=options", *of(tiny["flux"]))[0] == 0
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_help_names_every_option(main):
+    code, out, _ = main("--help")
+    assert code == 0
+    for path in (ROOT / "conf").glob("*/*.yaml"):
+        assert re.search(rf"^  {path.stem} +\S", out, re.M) or path.stem in ("none", "default"), path.stem
+
+
+def test_output_off_a_terminal_has_no_bars(ob, tiny):
+    done = ob(*of(tiny["sdxl"]), "precision=bf16")
+    assert done.returncode == 0 and done.stderr == ""
+    assert "\r" not in done.stdout and "\x1b" not in done.stdout
+
+
+def test_a_true_inductor_run(ob, tiny, tmp_path):
+    """The owner's command, with generated code: compiled blocks give the picture of the same run uncompiled."""
+    words = [*of(tiny["flux"]), "precision=fp32"]
+    assert ob(*words, "hydra.run.dir=plain").returncode == 0
+    done = ob(*words, "compile=regional", "compile.inductor.epilogue_fusion=false", "hydra.run.dir=compiled")
+    assert done.returncode == 0, done.stderr
+    plain, compiled = (
+        np.asarray(Image.open(tmp_path / d / "images" / "0000.png"), dtype=int) for d in ("plain", "compiled")
+    )
+    metrics = read(tmp_path / "compiled" / "metrics.json")
+    assert np.abs(plain - compiled).max() <= 2
+    assert metrics["counters"]["graphs"] == 3 and metrics["phases"]["compile_s"] > 1
+    assert metrics["environment"]["versions"] == read(tmp_path / "plain" / "metrics.json")["environment"]["versions"]

@@ -1,0 +1,93 @@
+"""What people install: a wheel that works from any directory, and code that its own checks accept."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+import tomllib
+
+from tests.conftest import CONF, ROOT
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("wheel")
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "wheel",
+        "--quiet",
+        "--no-deps",
+        "--no-build-isolation",
+        "-w",
+        str(folder),
+        str(ROOT),
+    ]
+    subprocess.run(command, check=True, timeout=300, capture_output=True)
+    return next(folder.glob("*.whl"))
+
+
+def test_the_wheel_holds_the_configs_and_the_models(wheel):
+    names = set(zipfile.ZipFile(wheel).namelist())
+    assert {f"optbuilder/conf/{path.relative_to(CONF)}" for path in CONF.rglob("*.yaml")} <= names
+    for model in ("shapes_sdxl", "shapes_flux"):
+        assert f"optbuilder/shapes/{model}/model_index.json" in names
+        assert any(name.startswith(f"optbuilder/shapes/{model}/") and name.endswith(".safetensors") for name in names)
+    assert not [name for name in names if name.startswith(("tests/", "outputs/"))]
+
+
+def test_the_wheel_works_from_another_directory(wheel, tmp_path):
+    """P97"""
+    site, elsewhere = tmp_path / "site", tmp_path / "elsewhere"
+    zipfile.ZipFile(wheel).extractall(site)
+    elsewhere.mkdir()
+    env = {**os.environ, "PYTHONPATH": str(site), "OMP_NUM_THREADS": "1"}
+    for words in (["action=plan", "compile=full"], ["run.num_inference_steps=1", "run.repeats=1", "run.warmup=0"]):
+        command = [sys.executable, "-P", "-m", "optbuilder", *words]
+        done = subprocess.run(command, cwd=elsewhere, env=env, capture_output=True, text=True, timeout=300)
+        assert done.returncode == 0, done.stderr
+    where = subprocess.run(
+        [sys.executable, "-P", "-c", "import optbuilder.cli as c; print(c.CONF)"],
+        cwd=elsewhere,
+        env=env,
+        capture_output=True,
+        text=True,
+    )
+    assert Path(where.stdout.strip()) == site / "optbuilder" / "conf"
+
+
+@pytest.mark.parametrize("check", [["check"], ["format", "--check"]], ids=" ".join)
+def test_ruff_has_nothing_to_say(check):
+    done = subprocess.run(
+        [sys.executable, "-m", "ruff", *check, "."], cwd=ROOT, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_transforms_import_nothing_heavy():
+    modules = [f"optbuilder.transforms.{path.stem}" for path in (ROOT / "optbuilder" / "transforms").glob("[a-z]*.py")]
+    code = (
+        f"import sys, {', '.join(modules)}; print(sorted({{'torch', 'diffusers', 'transformers'}} & set(sys.modules)))"
+    )
+    assert (
+        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60).stdout.strip() == "[]"
+    )
+
+
+def test_constraints_pin_what_pyproject_allows():
+    from packaging.requirements import Requirement
+
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    lines = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if line and not line.startswith("#")]
+    pins: dict[str, list[str]] = {}
+    for requirement in map(Requirement, lines):
+        pins.setdefault(requirement.name, []).append(next(iter(requirement.specifier)).version)
+    for requirement in map(Requirement, project["dependencies"] + project["optional-dependencies"]["test"]):
+        assert requirement.name in pins, requirement.name
+        assert all(requirement.specifier.contains(version) for version in pins[requirement.name])
