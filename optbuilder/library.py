@@ -15,18 +15,20 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class ClassFacts:
-    """A diffusers model class: its bases, repeated blocks, and whether its attention goes through the dispatcher."""
+    """A diffusers model class: its bases, its own methods, its repeated blocks, and whether its attention goes through
+    the dispatcher. `known` is False for a class that diffusers does not define."""
 
     name: str
     known: bool = False
     bases: tuple[str, ...] = ()
+    methods: frozenset[str] = frozenset()
     repeated_blocks: tuple[str, ...] = ()
     dispatches_attention: bool = False
 
 
 @lru_cache
 def class_facts(name: str) -> ClassFacts:
-    """The facts of a model class by its name; `known` is False for a class that diffusers does not define."""
+    """The facts of a model class by its name."""
     found = _definition(name, "models")
     if found is None:
         return ClassFacts(name)
@@ -37,6 +39,7 @@ def class_facts(name: str) -> ClassFacts:
         name,
         True,
         tuple(ast.unparse(base) for base in node.bases),
+        frozenset(n.name for n in node.body if isinstance(n, ast.FunctionDef)),
         tuple(ast.literal_eval(blocks) or ()) if blocks is not None else (),
         _dispatches(path, source),
     )

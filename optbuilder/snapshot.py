@@ -26,7 +26,7 @@ def snapshot(pipe: Any) -> Snapshot:
 
 def component_state(part: Any) -> dict[str, Any]:
     """A component's class, and for a module: bytes as stored, by dtype, devices, kinds of weights, module and processor
-    classes, attention backends, memory formats, hooks, and methods that stand in for the class's own."""
+    classes, attention backends, memory formats, hooks, settings, and methods that stand in for the class's own."""
     import torch
 
     if not isinstance(part, torch.nn.Module):
@@ -43,6 +43,7 @@ def component_state(part: Any) -> dict[str, Any]:
         "attention_backends": _sum((_backend(m.processor), 1) for m in modules if hasattr(m, "processor")),
         "memory_formats": _sum((_memory_format(t), 1) for t in tensors if t.ndim in (4, 5)),
         "hooks": _sum((h, 1) for m in modules for h in _hooks(m)),
+        "settings": dict(_settings(part)),
         "wrapped": dict(sum((Counter(_wrapped(m, _METHODS)) for m in modules), Counter())),
     }
 
@@ -104,6 +105,14 @@ def _memory_format(tensor: Any) -> str:
     last = torch.channels_last if tensor.ndim == 4 else torch.channels_last_3d
     # A 1x1 kernel is laid out the same either way, so strides tell what is_contiguous cannot.
     return "channels_last" if tensor.stride(1) == 1 and tensor.is_contiguous(memory_format=last) else "contiguous"
+
+
+def _settings(part: Any) -> Iterator[tuple[str, Any]]:
+    """Numbers, words and truth values that the modules keep: `use_tiling`, `fused_projections` and the like."""
+    for path, module in part.named_modules():
+        for name, value in vars(module).items():
+            if isinstance(value, (bool, int, float, str)) and name != "training":
+                yield f"{path}.{name}".lstrip("."), value
 
 
 def _hooks(module: Any) -> Iterator[str]:

@@ -53,6 +53,7 @@ CASES = [
     ("flux", "attention=native_math", "transformer.attention_backends", "_native_math", 0, 1e-4),
     ("flux", "attention=native_flash", "transformer.attention_backends", "_native_flash", 0, 1e-4),
     ("flux", "attention=flex", "transformer.attention_backends", "flex", None, 1e-4),
+    ("sdxl", "attention=sliced attention.slice_size=max", "unet.processors", "SlicedAttnProcessor", 0, 1e-4),
     ("sdxl", "layout=channels_last", "unet.memory_formats", "channels_last", 0, 1e-4),
     ("flux", "layout=channels_last", "vae.memory_formats", "channels_last", 0, 1e-4),
     ("sdxl", f"quant=int8_weight_only {SMALL}", "unet.weights", "Int8Tensor", 0, 0.1),

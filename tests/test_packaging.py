@@ -91,3 +91,28 @@ def test_constraints_pin_what_pyproject_allows():
     for requirement in map(Requirement, project["dependencies"] + project["optional-dependencies"]["test"]):
         assert requirement.name in pins, requirement.name
         assert all(requirement.specifier.contains(version) for version in pins[requirement.name])
+
+
+def test_the_readme_is_up_to_date():
+    from tests.readme import written
+
+    text = (ROOT / "README.md").read_text()
+    assert text == written(text)
+    for path, language in (("conf/attention/sliced.yaml", "yaml"), ("optbuilder/transforms/attention.py", "python")):
+        block = text.split(f"```{language}\n")[1].split("```")[0].strip()
+        assert block in (ROOT / path).read_text()
+
+
+def test_the_readmes_plans_work(main, tmp_path):
+    """Every example of the README is planned; what needs a GPU, another model or a file is told as such."""
+    import shlex
+
+    lines = [line.strip() for line in (ROOT / "README.md").read_text().splitlines()]
+    commands = [shlex.split(line.split(" # ")[0])[3:] for line in lines if line.startswith("python -m optbuilder ")]
+    (tmp_path / "prompts.txt").write_text("a red circle on a blue background\n")
+    assert len(commands) > 8
+    for words in commands:
+        if any(w.startswith(("model.repo_id", "--config-dir", "-m")) for w in words):
+            continue
+        asked = words if any(w.startswith(("action", "--")) for w in words) else [*words, "action=plan"]
+        assert main(*asked)[0] == 0, words

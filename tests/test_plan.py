@@ -59,6 +59,8 @@ REFUSED = [
     ("sdxl", "attention=sdpa_flash", H100, "(unet is float32)"),
     ("sdxl", "attention=sdpa_cudnn precision=bf16 attention.components=[denoiser,vae]", H100, None),
     ("sdxl", "attention=sdpa_cudnn precision=fp16 attention.components=[vae]", H100, "(vae is float32)"),
+    ("sdxl", "attention=sliced", CPU, None),
+    ("flux", "attention=sliced", CPU, "cannot slice its attention"),
     ("sdxl", "compile=regions", CPU, "asks for the truth value"),
     ("flux", "compile=regions", CPU, None),
     ("sdxl", "compile=reduce_overhead", CPU, "it would change nothing"),

@@ -120,3 +120,25 @@ def set_attention_backend(pipe: Any, *, backend: str = "native") -> Any:
             module.set_attention_backend(backend)
     registry.set_active_backend(before)
     return pipe
+
+
+def _has_slices(context: Context) -> str | None:
+    for name in context.model.denoisers:
+        facts = context.model.facts(name)
+        if facts.known and "set_attention_slice" not in facts.methods:
+            return f"{facts.name} ({name}) cannot slice its attention: this would change nothing. Use attention=none"
+    return None
+
+
+@technique(
+    lossless=True,
+    source="https://huggingface.co/docs/diffusers/api/pipelines/overview",
+    needs=(needs_choice("slice_size", ("auto", "max")), Need("a UNet", _has_slices)),
+)
+def slice_attention(pipe: Any, *, slice_size: str = "auto") -> Any:
+    """Compute the denoiser's attention in slices of its heads: less memory, more time. Lossless but for rounding.
+
+    Source: https://huggingface.co/docs/diffusers/api/pipelines/overview
+    """
+    pipe.enable_attention_slicing(slice_size)
+    return pipe
