@@ -11,7 +11,7 @@ from typing import Any
 
 from optbuilder.builder import Plan, Transform
 from optbuilder.errors import NoEffect
-from optbuilder.snapshot import Snapshot, as_loaded_without_techniques, difference, snapshot
+from optbuilder.snapshot import as_loaded_without_techniques, difference, snapshot
 
 
 @dataclass(frozen=True)
@@ -31,35 +31,29 @@ def apply(plan: Plan, pipe: Any) -> tuple[Any, list[Effect]]:
     see, unless it declares why that is right.
     """
     loaded = snapshot(pipe)
+    at_load = difference(as_loaded_without_techniques(loaded), loaded)
     before, effects = loaded, []
     for transform in plan.transforms:
-        reference = (
-            as_loaded_without_techniques(loaded)
-            if transform.technique.load(plan.model, **transform.options)
-            else before
-        )
         with notes_of(transform) as notes:
             start = time.perf_counter()
             pipe = transform.function(pipe, **transform.options)
             seconds = time.perf_counter() - start
         after = snapshot(pipe)
-        effects.append(Effect(transform.name, _proven(plan, transform, reference, after, notes), seconds, notes))
+        shown = {k: v for k, v in at_load.items() if k.rpartition(".")[2] in transform.technique.load_shows}
+        changes = {**shown, **difference(before, after)}
+        _prove(plan, transform, changes, notes)
+        effects.append(Effect(transform.name, changes, seconds, notes))
         before = after
     return pipe, effects
 
 
-def _proven(
-    plan: Plan, transform: Transform, before: Snapshot, after: Snapshot, notes: list[str]
-) -> dict[str, list[Any]]:
-    changes = difference(before, after)
+def _prove(plan: Plan, transform: Transform, changes: dict[str, list[Any]], notes: list[str]) -> None:
     reason = transform.technique.unchanged(plan.context(transform))
     if not changes and reason is None:
-        raise NoEffect(
-            f"{transform.name}: no effect: the pipeline is the same before and after. {' '.join(notes)}".strip()
-        )
+        said = f" {' '.join(notes)}" if notes else ""
+        raise NoEffect(f"{transform.name}: no effect: the pipeline is the same before and after.{said}")
     if not changes:
         notes.append(f"unchanged: {reason}")
-    return changes
 
 
 @contextmanager

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import import_module
 from typing import Any
 
 from optbuilder import checks
 from optbuilder.errors import Refused
-from optbuilder.machine import Machine, probe
+from optbuilder.machine import Machine, described, probe
 from optbuilder.model import Model, describe
 from optbuilder.settings import ModelSettings, Run, run_settings
 from optbuilder.technique import Context, Technique
@@ -49,6 +49,7 @@ class Plan:
     call: Mapping[str, Any] = field(default_factory=dict)
     refusals: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    trusted_modules: tuple[str, ...] = ()
 
     def require(self) -> Plan:
         """The plan itself, if it can be carried out. Raises `Refused` with every reason otherwise."""
@@ -58,7 +59,22 @@ class Plan:
 
     def context(self, transform: Transform) -> Context:
         stages = {t.stage: t.options for t in self.transforms}
-        return Context(transform.options, self.model, self.machine, stages)
+        return Context(transform.options, self.model, self.machine, self.run, stages, self.trusted_modules)
+
+    def filled(self) -> Plan:
+        """The plan with values in place of options left null, where the technique derives them."""
+
+        def fill(transform: Transform) -> Transform:
+            derived = transform.technique.derive(self.context(transform))
+            values = {key: value for key, value in derived.items() if transform.options[key] is None}
+            return replace(transform, options={**transform.options, **values})
+
+        return replace(self, transforms=[fill(transform) for transform in self.transforms])
+
+    @property
+    def load_device(self) -> str:
+        """Where the pipeline is loaded to: its device, unless a transform places the components itself."""
+        return "cpu" if any(t.technique.places for t in self.transforms) else self.machine.device
 
 
 def resolve(
@@ -70,23 +86,17 @@ def resolve(
     Raises `Refused` where there is no model or device to plan for; every other problem is in `plan.refusals`.
     """
     settings = _model_settings(config)
-    machine = machine or probe(str(config["device"]))
+    machine = machine or (described(config["machine"]) if config["machine"] else probe(str(config["device"])))
     model = describe(settings.repo_id, revision=settings.revision)
     run, refusals = run_settings(config["run"] or {}, settings.run)
     transforms, problems = _transforms(config, choices)
-    draft = Plan(model, machine, run, transforms, call=settings.call)
+    trusted = tuple(config["trusted_modules"])
+    draft = Plan(model, machine, run, transforms, call=settings.call, trusted_modules=trusted).filled()
     refusals += problems + checks.problems(draft, settings)
-    load = {} if refusals else _load_arguments(settings, draft)
-    return Plan(
-        model,
-        machine,
-        run,
-        transforms,
-        load,
-        settings.call,
-        refusals,
-        [] if refusals else checks.warnings(draft) + _unused(config, choices),
-    )
+    if refusals:
+        return replace(draft, refusals=refusals)
+    notes = checks.warnings(draft) + _unused(config, choices)
+    return replace(draft, load=_load_arguments(settings, draft), notes=notes)
 
 
 def _model_settings(config: Mapping[str, Any]) -> ModelSettings:

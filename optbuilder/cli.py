@@ -19,6 +19,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from optbuilder.builder import resolve
 from optbuilder.errors import Refused, nearest
+from optbuilder.folders import CONF
 from optbuilder.job import Outcome, generate, refused
 from optbuilder.options import options
 from optbuilder.overrides import explained, prepared, translated
@@ -27,9 +28,6 @@ from optbuilder.show import print_options, print_plan, print_summary, print_swee
 from optbuilder.usage import usage
 
 ACTIONS = ("generate", "plan", "options")
-
-PACKAGE = Path(__file__).parent
-CONF = next(path for path in (PACKAGE / "conf", PACKAGE.parent / "conf") if path.is_dir())  # in a wheel, in a checkout
 
 
 def main() -> None:
@@ -56,8 +54,10 @@ def act(cfg: DictConfig, hydra_config: DictConfig) -> Any:
         config = OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
         if cfg.action not in ACTIONS:
             raise Refused(f"action={cfg.action!r}: there is no such action. {nearest(str(cfg.action), ACTIONS)}")
+        if cfg.action == "generate" and config["machine"]:
+            raise Refused("machine: a described machine has nothing to run on. Use action=plan or action=options.")
         if cfg.action == "generate":
-            return generate(config, choices, directory)
+            return generate(config, choices, directory, record=not is_worker())
         return show_plan(config, choices) if cfg.action == "plan" else show_options(config)
     except OmegaConfBaseException as error:
         return refused(directory, [explained(error, CONF, sys.argv[1:])])
@@ -95,6 +95,8 @@ def option_nodes(stages: Mapping[str, str]) -> dict[str, dict[str, Any]]:
 
 def report(outcomes: list[Outcome]) -> int:
     """Print how the jobs ended, and return the exit code: of a grid, refused jobs are results, not mistakes."""
+    if is_worker():
+        outcomes = []
     if len(outcomes) > 1:
         print_sweep(outcomes)
     elif outcomes and outcomes[0].metrics and outcomes[0].status != "refused":
@@ -109,7 +111,7 @@ class ExclusiveDirectory(Callback):
     """Create the directory of a run or a sweep, so that two never share one."""
 
     def on_run_start(self, config: DictConfig, **_: Any) -> None:
-        if config.action == "generate":
+        if run_directory(config.action) != ".":
             create(config.hydra.run.dir)
 
     def on_multirun_start(self, config: DictConfig, **_: Any) -> None:
@@ -121,22 +123,28 @@ def create(directory: str) -> None:
     try:
         Path(directory).mkdir(parents=True)
     except FileExistsError:
-        print(
-            f"{directory!r} already exists, and a run never writes into another's directory. Choose another.",
-            file=sys.stderr,
-        )
+        advice = "a run never writes into another's directory. Choose another"
+        print(f"{directory!r} already exists, and {advice}.", file=sys.stderr)
         sys.exit(2)
 
 
+def is_worker() -> bool:
+    """Whether this is one of torchrun's processes but the first: it computes, and leaves the record to the first."""
+    return os.environ.get("RANK", "0") != "0"
+
+
 def run_directory(action: str) -> str:
-    """outputs/<day>/<time with milliseconds>_<random>; for an action that leaves nothing, here."""
+    """outputs/<day>/<time with milliseconds>_<random>; for an action or a process that leaves nothing, here."""
+    if action != "generate" or is_worker():
+        return "."
     now = datetime.now()
-    return (
-        f"outputs/{now:%Y-%m-%d}/{now:%H-%M-%S}-{now.microsecond // 1000:03d}_{secrets.token_hex(3)}"
-        if action == "generate"
-        else "."
-    )
+    return f"outputs/{now:%Y-%m-%d}/{now:%H-%M-%S}-{now.microsecond // 1000:03d}_{secrets.token_hex(3)}"
+
+
+def hydra_folder(action: str) -> str | None:
+    """Hydra's own folder in the run directory; none where there is no run directory."""
+    return None if run_directory(action) == "." else ".hydra"
 
 
 OmegaConf.register_new_resolver("run_directory", run_directory, use_cache=True, replace=True)
-OmegaConf.register_new_resolver("hydra_folder", lambda action: ".hydra" if action == "generate" else None, replace=True)
+OmegaConf.register_new_resolver("hydra_folder", hydra_folder, replace=True)

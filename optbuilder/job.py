@@ -16,6 +16,7 @@ from optbuilder.builder import Plan, resolve
 from optbuilder.errors import NoEffect, Refused
 from optbuilder.noise import hush, to_run_log
 from optbuilder.record import SCHEMA_VERSION, environment, job_key, plan_json, write_images, write_json
+from optbuilder.runner import Image
 
 log = logging.getLogger(__name__)
 
@@ -29,10 +30,14 @@ class Outcome:
     reasons: list[str] = field(default_factory=list)
     metrics: dict[str, Any] = field(default_factory=dict)
     plan: dict[str, Any] = field(default_factory=dict)
+    pictures: list[Image] = field(default_factory=list)
 
 
-def generate(config: Mapping[str, Any], choices: Mapping[str, str], directory: Path) -> Outcome:
-    """Plan, load, apply, run and record one job in `directory`. A failure is recorded as well, and does not raise."""
+def generate(config: Mapping[str, Any], choices: Mapping[str, str], directory: Path, *, record: bool = True) -> Outcome:
+    """Plan, load, apply, run and record one job in `directory`. A failure is recorded as well, and does not raise.
+
+    `record=False` computes and leaves nothing: of several processes that share a job, one records it.
+    """
     outcome = Outcome("failed", directory)
     try:
         plan = resolve(config, choices)
@@ -46,9 +51,18 @@ def generate(config: Mapping[str, Any], choices: Mapping[str, str], directory: P
         log.info("the job failed", exc_info=True)  # run.log has the traceback, the terminal one line
         outcome.reasons = [f"{type(error).__name__}: {' '.join(str(error).split())[:1000]}"]
     outcome.metrics = {**_head(config, outcome), **outcome.metrics}
-    write_json(directory / "plan.json", outcome.plan)
-    write_json(directory / "metrics.json", outcome.metrics)
+    if record:
+        record_job(outcome)
     return outcome
+
+
+def record_job(outcome: Outcome) -> None:
+    """Write the run directory. metrics.json comes last: where it is, the rest is complete."""
+    if outcome.pictures:
+        outcome.metrics["images"] = write_images(outcome.directory, outcome.pictures, outcome.plan["job_key"])
+        outcome.pictures = []  # a grid keeps its outcomes to the end
+    write_json(outcome.directory / "plan.json", outcome.plan)
+    write_json(outcome.directory / "metrics.json", outcome.metrics)
 
 
 def refused(directory: Path, reasons: list[str]) -> Outcome:
@@ -83,17 +97,17 @@ def _run(plan: Plan, outcome: Outcome) -> None:
 
 
 def _measured(plan: Plan, outcome: Outcome, phases: dict[str, Any], show: Any) -> None:
-    from optbuilder.counters import attention_kernels, counted_graphs
+    from optbuilder.counters import attention_kernels, counts
     from optbuilder.measure import peak_memory
     from optbuilder.metrics import degraded, metrics
     from optbuilder.pipeline import load
     from optbuilder.runner import arguments, run
 
     device, start = plan.machine.device, time.perf_counter()
-    with counted_graphs() as graphs:
+    with counts() as graphs:
         show(f"loading {plan.model.repo_id}", 0, 0)
         with peak_memory(device) as load_memory:
-            pipe = load(plan.model, plan.load, device)
+            pipe = load(plan.model, plan.load, plan.load_device)
         phases["load_s"] = time.perf_counter() - start
         pipe, effects = apply(plan, pipe)
         outcome.plan = plan_json(plan, outcome.plan["job_key"], effects)
@@ -107,6 +121,6 @@ def _measured(plan: Plan, outcome: Outcome, phases: dict[str, Any], show: Any) -
     kernels = attention_kernels(lambda: pipe(**{**arguments(plan.run, 0, plan.call), "num_inference_steps": 1}))
     outcome.metrics = metrics(plan, pipe, result, phases, counted, kernels)
     outcome.metrics["environment"] = environment(plan)
-    outcome.metrics["images"] = write_images(outcome.directory, result.images, outcome.plan["job_key"])
+    outcome.pictures = result.images
     outcome.reasons = result.problems or degraded(plan, outcome.metrics["counters"])
     outcome.status = "invalid_output" if result.problems else "degraded" if outcome.reasons else "ok"

@@ -23,6 +23,8 @@ class ClassFacts:
     bases: tuple[str, ...] = ()
     methods: frozenset[str] = frozenset()
     repeated_blocks: tuple[str, ...] = ()
+    refuses_group_offload: bool = False
+    shares_sequence: bool = False
     dispatches_attention: bool = False
 
 
@@ -34,25 +36,49 @@ def class_facts(name: str) -> ClassFacts:
         return ClassFacts(name)
     path, source = found
     node = _class(source, name)
-    blocks = next((s.value for s in node.body if isinstance(s, ast.Assign) and _assigns(s, "_repeated_blocks")), None)
+    values = {
+        t.id: s.value for s in node.body if isinstance(s, ast.Assign) for t in s.targets if isinstance(t, ast.Name)
+    }
+    blocks, offloads = values.get("_repeated_blocks"), values.get("_supports_group_offloading")
     return ClassFacts(
         name,
         True,
         tuple(ast.unparse(base) for base in node.bases),
         frozenset(n.name for n in node.body if isinstance(n, ast.FunctionDef)),
         tuple(ast.literal_eval(blocks) or ()) if blocks is not None else (),
+        offloads is not None and ast.literal_eval(offloads) is False,
+        "_cp_plan" in values,
         _dispatches(path, source),
     )
 
 
 @lru_cache
-def call_arguments(pipeline: str) -> frozenset[str]:
-    """The arguments of a pipeline's `__call__`; empty for a class that diffusers does not define."""
-    found = _definition(pipeline, "pipelines")
+def method_arguments(name: str, method: str, part: str) -> frozenset[str]:
+    """The arguments of a class's own method; empty for a class that this part of diffusers does not define."""
+    found = _definition(name, part)
     if found is None:
         return frozenset()
-    methods = [n for n in _class(found[1], pipeline).body if isinstance(n, ast.FunctionDef) and n.name == "__call__"]
-    return frozenset(argument.arg for method in methods for argument in method.args.args + method.args.kwonlyargs)
+    methods = [n for n in _class(found[1], name).body if isinstance(n, ast.FunctionDef) and n.name == method]
+    return frozenset(argument.arg for m in methods for argument in m.args.args + m.args.kwonlyargs)
+
+
+def call_arguments(pipeline: str) -> frozenset[str]:
+    """The arguments of a pipeline's `__call__`; empty for a class that diffusers does not define."""
+    return method_arguments(pipeline, "__call__", "pipelines")
+
+
+@lru_cache
+def pipeline_source(pipeline: str) -> str:
+    """The text of the file that defines a pipeline; empty for a class that diffusers does not define."""
+    found = _definition(pipeline, "pipelines")
+    return found[1] if found else ""
+
+
+def passes_sigmas(pipeline: str, flow_sigmas: bool) -> bool:
+    """Whether the pipeline gives its scheduler sigmas of its own when the user gives none. Some leave that to a
+    scheduler with `flow_sigmas`, which computes the same."""
+    source = pipeline_source(pipeline)
+    return "sigmas = np.linspace" in source and not (flow_sigmas and "use_flow_sigmas" in source)
 
 
 @lru_cache
@@ -86,10 +112,6 @@ def _dispatches(path: Path, source: str) -> bool:
         path.with_name(f"{n.module}.py") for n in imports if any(re.search("Att|Block", a.name) for a in n.names)
     ]
     return calls in source or any(calls in s.read_text(encoding="utf-8") for s in siblings if s.exists())
-
-
-def _assigns(statement: ast.Assign, name: str) -> bool:
-    return any(isinstance(t, ast.Name) and t.id == name for t in statement.targets)
 
 
 @lru_cache

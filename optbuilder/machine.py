@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import platform
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 from optbuilder.errors import Refused, nearest
 
@@ -22,6 +25,7 @@ class Machine:
 
     device: str = "cpu"
     name: str = ""
+    vendor: str = ""
     capability: tuple[int, int] | None = None
     memory_bytes: int | None = None
     cpu_flags: frozenset[str] = frozenset()
@@ -40,21 +44,30 @@ class Machine:
         return bool(self.cpu_flags & {"avx512_fp16", "amx_fp16", "asimdhp"})
 
 
+def described(facts: Mapping[str, Any]) -> Machine:
+    """The machine that a config describes (conf/machine). Raises `Refused` for facts that are none of a machine's."""
+    wrong = set(facts) - {"device", "name", "vendor", "capability", "memory_bytes"}
+    if wrong:
+        raise Refused(f"machine.{min(wrong)}: there is no such fact of a machine.")
+    capability = facts.get("capability")
+    return Machine(**{**facts, "capability": None if capability is None else (capability[0], capability[1])})
+
+
 def probe(device: str = "auto") -> Machine:
     """The machine as a job on `device` finds it. Raises `Refused` for a device that is not there."""
     kind, _, index = device.partition(":")
     if kind not in _KINDS or (index and not index.isdigit()):
         raise Refused(f"device={device!r}: there is no such device. {nearest(kind, _KINDS)}")
     gpus = cuda_devices() if _torch_build().cuda else []
-    cpu = Machine("cpu", platform.processor() or platform.machine(), None, None, _cpu_flags())
+    cpu = Machine("cpu", platform.processor() or platform.machine(), cpu_flags=_cpu_flags())
     if kind == "cpu" or (kind == "auto" and not gpus and not _has_mps()):
         return cpu
     if kind in ("cuda", "auto") and gpus:
-        return _pick(gpus, int(index or 0), device)
+        return _pick(gpus, int(index or os.environ.get("LOCAL_RANK", 0)), device)  # torchrun: a GPU for each process
     if kind in ("mps", "auto") and _has_mps():
-        return Machine("mps", platform.processor())
+        return Machine("mps", platform.processor(), "apple")
     if kind == "xpu" and _torch_build().xpu:
-        return Machine(device, "xpu")
+        return Machine(device, "xpu", "intel")
     raise Refused(f"device={device!r}: {_absence(kind, bool(_torch_build().cuda))}. Use device=cpu or device=auto.")
 
 
@@ -96,7 +109,7 @@ def _cuda_device(driver: ctypes.CDLL, index: int) -> Machine:
     for attribute in (75, 76):  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR and _MINOR
         driver.cuDeviceGetAttribute(ctypes.byref(value), attribute, handle)
         capability.append(value.value)
-    return Machine(f"cuda:{index}", name.value.decode(), (capability[0], capability[1]), memory.value)
+    return Machine(f"cuda:{index}", name.value.decode(), "nvidia", (capability[0], capability[1]), memory.value)
 
 
 @lru_cache

@@ -20,7 +20,7 @@ def metrics(
     kernels: Mapping[str, int],
 ) -> dict[str, Any]:
     """Phases, latency, memory and counters of a finished run."""
-    times = latency(result, plan.run.images_per_prompt)
+    times = latency(result, len(result.images) * plan.run.repeats)
     return {
         "phases": {
             **phases,

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from optbuilder.errors import Refused, nearest
+from optbuilder.folders import PACKAGE
 from optbuilder.library import ClassFacts, class_facts
 
 _PACKAGE = "package:"
@@ -82,7 +83,7 @@ def describe(repo_id: str, *, revision: str | None = None) -> Model:
 def locate(repo_id: str, revision: str | None = None) -> Path:
     """The folder of a model: inside this package (`package:...`), local, or the Hub's JSON files in the local cache."""
     if repo_id.startswith(_PACKAGE):
-        return Path(__file__).parent / repo_id.removeprefix(_PACKAGE)
+        return PACKAGE / repo_id.removeprefix(_PACKAGE)
     folder = Path(repo_id).expanduser()
     if folder.is_dir():
         return folder

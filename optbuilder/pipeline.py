@@ -7,6 +7,7 @@ from typing import Any
 
 from optbuilder.errors import Refused
 from optbuilder.model import Model
+from optbuilder.quantization import gguf_component, pipeline_quantization
 
 
 def load(model: Model, arguments: Mapping[str, Any], device: str = "cpu") -> Any:
@@ -16,19 +17,29 @@ def load(model: Model, arguments: Mapping[str, Any], device: str = "cpu") -> Any
     the folder's weights are missing or cannot be read.
     """
     import torch
-    from diffusers import DiffusionPipeline
 
-    dtype = arguments.get("dtype", "float32")
-    dtypes = {k: getattr(torch, v) for k, v in dtype.items()} if isinstance(dtype, Mapping) else getattr(torch, dtype)
     default = torch.get_default_dtype()
     try:
-        pipe = DiffusionPipeline.from_pretrained(_source(model), **{**arguments, "dtype": dtypes})
+        return _load(model, arguments).to(device)
     except (OSError, ValueError) as error:
         reason = " ".join(str(error).split())
         raise Refused(f"model.repo_id={model.repo_id!r}: it cannot be loaded: {reason}") from error
     finally:
         torch.set_default_dtype(default)  # a load that fails leaves the dtype it was loading
-    return pipe.to(device)
+
+
+def _load(model: Model, arguments: Mapping[str, Any]) -> Any:
+    import torch
+    from diffusers import DiffusionPipeline
+
+    dtype = arguments.get("dtype", "float32")
+    dtypes = {k: getattr(torch, v) for k, v in dtype.items()} if isinstance(dtype, Mapping) else getattr(torch, dtype)
+    plain = {k: v for k, v in arguments.items() if k not in ("dtype", "quantization_config", "from_single_file")}
+    if quantized := arguments.get("quantization_config"):
+        plain["quantization_config"] = pipeline_quantization(quantized, model)
+    for name, file in arguments.get("from_single_file", {}).items():
+        plain[name] = gguf_component(model, name, **file)
+    return DiffusionPipeline.from_pretrained(_source(model), dtype=dtypes, **plain)
 
 
 def _source(model: Model) -> str:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
+from functools import wraps
 from typing import Any
 
-from optbuilder.counters import Graphs
+from optbuilder.counters import Counts
 from optbuilder.measure import Call, Memory, peak_memory, timed_call
 from optbuilder.settings import Run
 
@@ -25,12 +26,12 @@ class Image:
 
 @dataclass
 class Result:
-    """Everything a run measured. `timed` has one entry per prompt and repeat."""
+    """Everything a run measured. `timed` has one entry per repeat and call, with the call's number."""
 
     images: list[Image]
     first: Call
     warmup: list[Call]
-    timed: list[tuple[str, Call]]
+    timed: list[tuple[int, Call]]
     memory: dict[str, Memory] = field(default_factory=dict)
     graphs_before_timing: int = 0
     problems: list[str] = field(default_factory=list)
@@ -42,7 +43,7 @@ def run(
     *,
     call: Mapping[str, Any] | None = None,
     device: str = "cpu",
-    graphs: Callable[[], Graphs] = Graphs,
+    graphs: Callable[[], Counts] = Counts,
     show: Callable[[str, int, int], None] = lambda text, done, total: None,
 ) -> Result:
     """Generate every prompt `repeats` times after a warm-up with exactly the timed call's arguments.
@@ -52,10 +53,13 @@ def run(
     """
 
     def generate(text: str, number: int) -> tuple[Call, Any]:
+        reset_caches(pipe)
         with timed_call(pipe, device, lambda done, total: show(text, done, total)) as times:
             output = pipe(**arguments(settings, number, call or {}))
         return times, getattr(output, "images", None) if hasattr(output, "images") else output.frames
 
+    if settings.reuse_prompt_embeds:
+        pipe.encode_prompt = remembered(pipe.encode_prompt)
     with peak_memory(device) as warmup_memory:
         first, _ = generate("first call", 0)
         warmup = _warm_up(generate, settings.warmup, graphs)
@@ -68,7 +72,14 @@ def run(
     return result
 
 
-def _warm_up(generate: Callable[[str, int], Any], calls: int, graphs: Callable[[], Graphs]) -> list[Call]:
+def reset_caches(pipe: Any) -> None:
+    """Forget what step caches hold: pipelines do so at the end of a call, but not of one that was interrupted."""
+    for part in getattr(pipe, "components", {}).values():
+        if hasattr(part, "_reset_stateful_cache"):
+            part._reset_stateful_cache()
+
+
+def _warm_up(generate: Callable[[str, int], Any], calls: int, graphs: Callable[[], Counts]) -> list[Call]:
     """At least `calls` calls, the first one counted, and more until one makes no new graph."""
     warmup: list[Call] = []
     known = 0
@@ -78,45 +89,75 @@ def _warm_up(generate: Callable[[str, int], Any], calls: int, graphs: Callable[[
     return warmup
 
 
-def _timed(generate: Callable[[str, int], Any], settings: Run) -> tuple[list[Any], list[tuple[str, Call]]]:
+def _timed(generate: Callable[[str, int], Any], settings: Run) -> tuple[list[Any], list[tuple[int, Call]]]:
     outputs, timed = [], []
     for repeat in range(settings.repeats):
-        for number, prompt in enumerate(settings.prompts):
-            times, pixels = generate(
-                f"repeat {repeat + 1}/{settings.repeats}, prompt {number + 1}/{len(settings.prompts)}", number
-            )
-            timed.append((prompt, times))
+        for number in range(batches(settings)):
+            text = f"repeat {repeat + 1}/{settings.repeats}, call {number + 1}/{batches(settings)}"
+            times, pixels = generate(text, number)
+            timed.append((number, times))
             if repeat == 0:
                 outputs.append(pixels)
     return outputs, timed
 
 
+def batches(settings: Run) -> int:
+    """The number of calls that all prompts take."""
+    return -(-len(settings.prompts) // settings.batch_size)
+
+
+def requests(settings: Run, number: int) -> list[tuple[str, int]]:
+    """The prompt and seed of each image of call `number`, in the pipeline's order. Image i of a run has seed + i."""
+    each, first = settings.images_per_prompt, number * settings.batch_size
+    prompts = settings.prompts[first : first + settings.batch_size]
+    return [(p, settings.seed + (first + k) * each + i) for k, p in enumerate(prompts) for i in range(each)]
+
+
 def arguments(settings: Run, number: int, call: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of the pipeline's call for prompt `number`. Each image has a CPU generator of its own, so that it
-    comes out the same alone, in a batch, and on another device."""
+    """The arguments of the pipeline's call `number`. Each image has a CPU generator of its own, so that it comes out
+    the same alone, in a batch, and on another device."""
     import torch
 
+    first = number * settings.batch_size
+    prompts = settings.prompts[first : first + settings.batch_size]
+    negative = settings.negative_prompt
     chosen = {
-        "prompt": settings.prompts[number],
-        "negative_prompt": settings.negative_prompt,
+        "prompt": prompts if settings.batch_size > 1 else prompts[0],
+        "negative_prompt": [negative] * len(prompts) if negative is not None and settings.batch_size > 1 else negative,
         "height": settings.height,
         "width": settings.width,
         "num_inference_steps": settings.num_inference_steps,
         "guidance_scale": settings.guidance_scale,
     }
-    seeds = [settings.seed + number * settings.images_per_prompt + i for i in range(settings.images_per_prompt)]
     return {
         **{key: value for key, value in chosen.items() if value is not None},
         "num_images_per_prompt": settings.images_per_prompt,
-        "generator": [torch.Generator("cpu").manual_seed(seed) for seed in seeds],
+        "generator": [torch.Generator("cpu").manual_seed(seed) for _, seed in requests(settings, number)],
         "output_type": "np",
         **call,
     }
 
 
 def _images(pixels: Any, settings: Run, number: int) -> list[Image]:
-    first = settings.seed + number * settings.images_per_prompt
-    return [Image(picture, settings.prompts[number], first + i) for i, picture in enumerate(pixels)]
+    wanted = requests(settings, number)
+    return [Image(picture, prompt, seed) for picture, (prompt, seed) in zip(pixels, wanted, strict=True)]
+
+
+def remembered(encode_prompt: Any) -> Any:
+    """Wrap `encode_prompt` so that the same arguments are encoded once. Tensors among them are not remembered."""
+    found: dict[str, Any] = {}
+
+    @wraps(encode_prompt)
+    def recall(*args: Any, **kwargs: Any) -> Any:
+        given = [*args, *kwargs.values()]
+        if any(hasattr(value, "shape") for value in given):
+            return encode_prompt(*args, **kwargs)
+        key = repr((args, sorted(kwargs.items())))
+        if key not in found:
+            found[key] = encode_prompt(*args, **kwargs)
+        return found[key]
+
+    return recall
 
 
 def invalid(image: Image) -> str | None:
@@ -137,8 +178,8 @@ def spread(samples: list[float]) -> dict[str, Any]:
     return {"n": len(samples), "median": statistics.median(samples), "p90": p90, "min": ordered[0], "samples": samples}
 
 
-def latency(result: Result, images_per_call: int) -> dict[str, Any]:
-    """The timed calls in seconds, whole and by part, and pictures per second."""
+def latency(result: Result, images: int) -> dict[str, Any]:
+    """The timed calls in seconds, whole and by part, and pictures per second over all of them."""
     calls = [call for _, call in result.timed]
     whole = spread([c.seconds for c in calls])
     parts = {part: spread([getattr(c, part) for c in calls]) for part in ("text_encode", "denoise", "decode")}
@@ -147,6 +188,6 @@ def latency(result: Result, images_per_call: int) -> dict[str, Any]:
         "call_s": whole,
         **{f"{part}_s": values for part, values in parts.items()},
         "step_s": spread(steps) if steps else None,
-        "images_per_s": images_per_call / whole["median"],
-        "calls": [{"prompt": prompt, **asdict(call)} for prompt, call in result.timed],
+        "images_per_s": images / sum(whole["samples"]),
+        "calls": [{"call": number, **asdict(call)} for number, call in result.timed],
     }

@@ -39,6 +39,8 @@ class Run:
     guidance_scale: float | None = None
     seed: int = 0
     images_per_prompt: int = 1
+    batch_size: int = 1
+    reuse_prompt_embeds: bool = False
     warmup: int = 1
     repeats: int = 3
 

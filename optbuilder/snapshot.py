@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import types
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -30,7 +31,7 @@ def component_state(part: Any) -> dict[str, Any]:
     import torch
 
     if not isinstance(part, torch.nn.Module):
-        return {"class": type(part).__name__, "config": str(dict(getattr(part, "config", {}) or {}))}
+        return {"class": type(part).__name__, "config": dict(getattr(part, "config", None) or {})}
     tensors = [*part.parameters(), *part.buffers()]
     modules = list(part.modules())
     return {
@@ -41,6 +42,7 @@ def component_state(part: Any) -> dict[str, Any]:
         "modules": _sum((type(m).__name__, 1) for m in modules),
         "processors": _sum((type(m.processor).__name__, 1) for m in modules if hasattr(m, "processor")),
         "attention_backends": _sum((_backend(m.processor), 1) for m in modules if hasattr(m, "processor")),
+        "values": _fingerprint(tensors),
         "memory_formats": _sum((_memory_format(t), 1) for t in tensors if t.ndim in (4, 5)),
         "hooks": _sum((h, 1) for m in modules for h in _hooks(m)),
         "settings": dict(_settings(part)),
@@ -74,9 +76,10 @@ def as_loaded_without_techniques(loaded: Snapshot) -> Snapshot:
     plain = {name: dict(state) for name, state in loaded.items()}
     for state in (s for s in plain.values() if "bytes" in s):
         sizes = {d: getattr(torch, d).itemsize for d in state["bytes"] if getattr(torch, d).is_floating_point}
-        state["bytes"] = _sum(
-            ("float32", n * 4 // sizes[d]) if d in sizes else (d, n) for d, n in state["bytes"].items()
-        )
+        scaled = (("float32", n * 4 // sizes[d]) if d in sizes else (d, n) for d, n in state["bytes"].items())
+        ordinary = set(state["weights"]) <= {"Parameter"}
+        state["bytes"] = _sum(scaled) if ordinary else None  # what quantized weights were is not to be seen
+        state["weights"] = {"Parameter": sum(state["weights"].values())}
     return plain
 
 
@@ -107,9 +110,22 @@ def _memory_format(tensor: Any) -> str:
     return "channels_last" if tensor.stride(1) == 1 and tensor.is_contiguous(memory_format=last) else "contiguous"
 
 
+def _fingerprint(tensors: list[Any]) -> str:
+    """A digest of a few values of each plain tensor: it shows that weights were changed in place (a fused LoRA)."""
+    digest = hashlib.sha256()
+    for tensor in (t.detach() for t in tensors if t.numel() and not hasattr(t, "__tensor_flatten__")):
+        picked = (
+            tensor.flatten()[:: max(1, tensor.numel() // 8)] if tensor.is_contiguous() else tensor[(0,) * tensor.ndim]
+        )
+        digest.update(str(picked.double().tolist()).encode())
+    return digest.hexdigest()[:12]
+
+
 def _settings(part: Any) -> Iterator[tuple[str, Any]]:
-    """Numbers, words and truth values that the modules keep: `use_tiling`, `fused_projections` and the like."""
+    """Numbers, words and truth values that the library's modules keep: `use_tiling`, `fused_projections` and others."""
     for path, module in part.named_modules():
+        if type(module).__module__.startswith("torch.nn."):
+            continue
         for name, value in vars(module).items():
             if isinstance(value, (bool, int, float, str)) and name != "training":
                 yield f"{path}.{name}".lstrip("."), value

@@ -11,7 +11,8 @@ from typing import Any
 @contextmanager
 def preserved() -> Iterator[None]:
     """Restore after the block: default dtype, matmul and cuDNN precision, threads, determinism, RNG, gradient mode, the
-    configs of inductor, dynamo, functorch and fx, diffusers' attention registry, compiled code and the environment."""
+    configs of inductor, dynamo, functorch and fx, diffusers' attention registry, compiled code, the environment, and no
+    process group."""
     import torch
 
     with ExitStack() as stack:
@@ -23,7 +24,15 @@ def preserved() -> Iterator[None]:
             stack.callback(_restore_config, config, config.get_config_copy())
         stack.callback(_restore_environment, dict(os.environ))
         stack.callback(torch._dynamo.reset)
+        stack.callback(_leave_process_group)
         yield
+
+
+def _leave_process_group() -> None:
+    import torch.distributed as dist
+
+    if dist.is_available() and dist.is_initialized():
+        dist.destroy_process_group()
 
 
 def _switches() -> list[tuple[Any, Any]]:

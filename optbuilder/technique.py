@@ -14,16 +14,19 @@ from packaging.version import Version
 
 from optbuilder.machine import Machine
 from optbuilder.model import Model
+from optbuilder.settings import Run
 
 
 @dataclass(frozen=True)
 class Context:
-    """What a need may look at: the technique's own options, the model, the machine, and the options of all stages."""
+    """What a need may look at: the technique's own options, model, machine, run, and the options of all stages."""
 
     options: Mapping[str, Any]
     model: Model
     machine: Machine
+    run: Run
     stages: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    trusted_modules: tuple[str, ...] = ()
 
 
 Check = Callable[[Context], str | None]
@@ -49,16 +52,28 @@ def _never(_: Context) -> str | None:
     return None
 
 
+def _no_options(_: Context) -> dict[str, Any]:
+    return {}
+
+
 @dataclass(frozen=True)
 class Technique:
-    """The declaration of a transform. `load` gives arguments of `from_pretrained` from the same options, `warns` says
-    at plan time what works but may surprise, `unchanged` says when and why no difference in the pipeline is right.
-    `lossless` may depend on the options, and `ran` says why the counters of a run do not show the technique at work."""
+    """The declaration of a transform.
+
+    `lossless` may depend on the options. `derive` gives values for options left null, from the model, machine and run.
+    `load` gives arguments of `from_pretrained` from the options (its effect shows in the facts `load_shows`, beside
+    what loading without techniques gives), and `places` says that the transform itself decides on which device the
+    components are. `warns` says at plan time what works but may surprise, `unchanged` when and why no
+    difference in the pipeline is right, and `ran` why the counters of a run do not show the technique at work.
+    """
 
     lossless: bool | Callable[[Mapping[str, Any]], bool]
     source: str
     needs: tuple[Need, ...] = ()
+    derive: Callable[[Context], dict[str, Any]] = _no_options
     load: Callable[..., dict[str, Any]] = _nothing
+    load_shows: tuple[str, ...] = ()
+    places: bool = False
     warns: Check = _never
     unchanged: Check = _never
     ran: Callable[[Mapping[str, Any], Mapping[str, Any]], str | None] = lambda options, counters: None

@@ -23,6 +23,14 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return tiny.save(tmp_path_factory.mktemp("models"))
 
 
+@pytest.fixture(scope="session")
+def lora(tiny: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A random adapter for each of the two pipelines."""
+    from tests import tiny as models
+
+    return {family: models.lora(folder, tmp_path_factory.mktemp(f"lora_{family}")) for family, folder in tiny.items()}
+
+
 @pytest.fixture
 def compose() -> Callable[..., tuple[dict[str, Any], dict[str, str]]]:
     """Compose a config from overrides; gives it with the option chosen in each group."""

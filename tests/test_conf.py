@@ -33,7 +33,7 @@ def test_every_stage_has_a_way_to_leave_it_as_it_is_and_a_reason_for_its_place()
     for stage, why in STAGES.items():
         assert (CONF / stage / ("fp32.yaml" if stage == "precision" else "none.yaml")).exists()
         assert why
-    assert {p.name for p in CONF.iterdir() if p.is_dir()} == {*STAGES, "model", "run", "experiment"}
+    assert {p.name for p in CONF.iterdir() if p.is_dir()} == {*STAGES, "model", "run", "machine", "experiment"}
 
 
 def test_no_option_is_a_word_that_yaml_reads_as_a_truth_value():
@@ -43,7 +43,7 @@ def test_no_option_is_a_word_that_yaml_reads_as_a_truth_value():
 def test_the_dispatchers_backends_are_those_of_the_installed_diffusers():
     from diffusers.models.attention_dispatch import AttentionBackendName
 
-    from optbuilder.kernels import BACKENDS
+    from optbuilder.attention_kernels import BACKENDS
 
     names = {backend.value for backend in AttentionBackendName}
     files = [yaml.safe_load(p.read_text()) for p in (CONF / "attention").glob("*.yaml")]

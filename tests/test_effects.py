@@ -7,7 +7,7 @@ import pytest
 
 from optbuilder.apply import apply
 from optbuilder.builder import resolve
-from optbuilder.counters import counted_graphs
+from optbuilder.counters import counts
 from optbuilder.errors import NoEffect
 from optbuilder.pipeline import load
 from optbuilder.runner import run
@@ -25,7 +25,7 @@ def built(folder, *overrides):
 
 def pictures(folder, *overrides):
     """The first picture, the effects, the graphs and the pipeline of a job."""
-    with preserved(), counted_graphs() as graphs:
+    with preserved(), counts() as graphs:
         plan, pipe, effects = built(folder, *overrides)
         result = run(pipe, plan.run, call=plan.call, graphs=graphs)
         return result.images[0].pixels, effects, graphs(), pipe
@@ -59,6 +59,40 @@ CASES = [
     ("sdxl", f"quant=int8_weight_only {SMALL}", "unet.weights", "Int8Tensor", 0, 0.1),
     ("flux", f"quant=int8_dynamic {SMALL}", "transformer.weights", "Int8Tensor", 0, 0.2),
     ("flux", f"quant=fp8_weight_only {SMALL}", "transformer.weights", "Float8Tensor", 0, 0.2),
+    ("sdxl", "quant=int8_weight_only_at_load", "unet.weights", "Int8Tensor", 0, 0.1),
+    ("flux", "quant=int8_dynamic_at_load", "transformer.weights", "Int8Tensor", 0, 0.2),
+    ("flux", "quant=fp8_weight_only_at_load precision=bf16", "transformer.weights", "Float8Tensor", 0, 0.2),
+    ("flux", "quant=quanto_int8", "transformer.weights", "WeightQBytesTensor", 0, 0.1),
+    ("sdxl", "quant=fp8_layerwise", "unet.hooks", "layerwise_casting", 0, 0.2),
+    ("flux", "quant=fp8_layerwise precision=bf16 fusion=qkv", "transformer.bytes", "float8_e4m3fn", 0, 0.2),
+    ("sdxl", "scheduler=dpmpp_2m", "scheduler.class", "DPMSolverMultistepScheduler", 0, 1),
+    ("sdxl", "scheduler=dpmpp_2m_karras", "scheduler.config", "use_karras_sigmas", 0, 1),
+    ("sdxl", "scheduler=euler_a", "scheduler.class", "EulerAncestralDiscreteScheduler", 0, 1),
+    ("sdxl", "scheduler=unipc", "scheduler.class", "UniPCMultistepScheduler", 0, 1),
+    ("sdxl", "scheduler=ddim", "scheduler.class", "DDIMScheduler", 0, 1),
+    ("sdxl", "scheduler=lcm", "scheduler.class", "LCMScheduler", 0, 1),
+    ("flux", "scheduler=dpmpp_2m_flow", "scheduler.config", "use_flow_sigmas", 0, 1),
+    ("flux", "scheduler=unipc_flow", "scheduler.class", "UniPCMultistepScheduler", 0, 1),
+    ("sdxl", "fusion=qkv", "unet.processors", "FusedAttnProcessor2_0", 0, 1e-4),
+    ("sdxl", "fusion=qkv fusion.components=[denoiser,vae] fusion.drop_split=true", "vae.processors", "Fused", 0, 1e-4),
+    ("flux", "fusion=qkv fusion.drop_split=true", "transformer.modules", "Linear", 0, 1e-4),
+    ("sdxl", "vae=tiling vae.tile_size=32", "vae.settings", "'use_tiling': True", 0, 1),
+    ("flux", "vae=slicing run.images_per_prompt=2", "vae.settings", "'use_slicing': True", 0, 1e-4),
+    ("sdxl", "offload=model", "unet.hooks", "CpuOffload", 0, 1e-4),
+    ("flux", "offload=group_block", "transformer.hooks", "group_offloading", 0, 1e-4),
+    ("sdxl", "offload=group_leaf", "unet.hooks", "group_offloading", 0, 1e-4),
+    (
+        "flux",
+        "cache=first_block cache.threshold=1 run.num_inference_steps=6",
+        "transformer.hooks",
+        "fbc_leader_block_hook",
+        0,
+        1,
+    ),
+    ("flux", "cache=mag_cache run.num_inference_steps=6", "transformer.hooks", "mag_cache_block_hook", 0, 1),
+    ("flux", "cache=pyramid_attention run.num_inference_steps=6", "transformer.hooks", "pyramid_attention", 0, 1),
+    ("flux", "cache=faster_cache run.num_inference_steps=6", "transformer.hooks", "faster_cache_block", 0, 1),
+    ("flux", "cache=taylorseer run.num_inference_steps=6", "transformer.hooks", "taylorseer_cache", 0, 1),
     ("sdxl", f"compile=full {EAGER}", "unet.wrapped", "forward: torch.compile", 1, 1e-4),
     (
         "flux",
@@ -75,6 +109,9 @@ CASES = [
     ("flux", f"compile=regions {EAGER}", "transformer.modules", "OptimizedModule", None, 1e-4),
     ("flux", f"compile=dynamic {EAGER}", "transformer.wrapped", "forward: torch.compile", 1, 1e-4),
 ]
+
+
+CACHES = [words for family, words, *_ in CASES if words.startswith("cache=")]
 
 
 @pytest.mark.parametrize(("family", "words", "fact", "value", "graphs", "tolerance"), CASES, ids=lambda v: str(v)[:60])
@@ -137,7 +174,7 @@ def test_compiled_parts_keep_class_names_and_state_dict(tiny):
 
 def test_hooks_added_after_compilation_stay_outside_the_graph(tiny):
     """P43, P44: model offload after a full-graph compile, twice, without a break."""
-    with preserved(), counted_graphs() as graphs:
+    with preserved(), counts() as graphs:
         plan, pipe, _ = built(tiny["sdxl"], "compile=full", EAGER, "compile.components=[denoiser,vae.decode]")
         pipe.enable_model_cpu_offload(device="cpu")
         result = run(pipe, plan.run, graphs=graphs)
@@ -161,7 +198,7 @@ def test_sizes_that_differ_share_a_dynamic_graph(tiny):
     """duck_shape: square and oblong pictures, and a switch of the process that is put back."""
     import torch.fx.experimental._config as fx
 
-    with preserved(), counted_graphs() as graphs:
+    with preserved(), counts() as graphs:
         plan, pipe, _ = built(tiny["sdxl"], "compile=dynamic", EAGER)
         assert fx.use_duck_shape is False
         for height, width in ((64, 64), (128, 128), (64, 128)):

@@ -180,7 +180,7 @@ def test_help_names_every_option(main):
     code, out, _ = main("--help")
     assert code == 0
     for path in (ROOT / "conf").glob("*/*.yaml"):
-        assert re.search(rf"^  {path.stem} +\S", out, re.M) or path.stem in ("none", "default"), path.stem
+        assert re.search(rf"^  {path.stem} +\S", out, re.M) or path.stem in ("none", "default", "here"), path.stem
 
 
 def test_output_off_a_terminal_has_no_bars(ob, tiny):

@@ -86,7 +86,7 @@ def test_the_machine_is_probed_as_torch_sees_it():
 def test_devices_are_picked_by_index(monkeypatch):
     import optbuilder.machine as machine
 
-    gpus = [Machine(f"cuda:{i}", "H100", (9, 0), 80 * 2**30) for i in range(2)]
+    gpus = [Machine(f"cuda:{i}", "H100", "nvidia", (9, 0), 80 * 2**30) for i in range(2)]
     monkeypatch.setattr(machine, "cuda_devices", lambda: gpus)
     monkeypatch.setattr(machine, "_torch_build", lambda: type("Build", (), {"cuda": "13.0", "xpu": None}))
     assert probe("auto") is gpus[0] and probe("cuda:1") is gpus[1] and probe("cpu").kind == "cpu"

@@ -14,7 +14,7 @@ MISTAKES = {
     "model=5": "a group takes the name of one of its options",
     "quant=[int8_dynamic,none]": "quant: a stage takes one option",
     "quant=[int8_dynamic,b]": "quant='b': there is no such option",
-    "quant.config=abc": "quant=none has no options. Choose another first: fp8_dynamic",
+    "quant.config=abc": "quant=none has no options. Choose another first: bnb_int8",
     "quant/config=int8": "quant=none has no options",
     "run.num_inference_steps=8.5": "value '8.5' of type 'float' could not be converted to Integer",
     "run.num_inference_steps=0": "run.num_inference_steps=0: it is too small. Use 1 or more.",

@@ -116,3 +116,24 @@ def test_the_readmes_plans_work(main, tmp_path):
             continue
         asked = words if any(w.startswith(("action", "--")) for w in words) else [*words, "action=plan"]
         assert main(*asked)[0] == 0, words
+
+
+def guide_commands():
+    section = (ROOT / "README.md").read_text().split("## Coming from the guides")[1].split("What became of older")[0]
+    rows = [line.strip("| ").split(" | ") for line in section.splitlines() if line.startswith("| ")]
+    return [row[-1].strip("`") for row in rows[2:]]
+
+
+@pytest.mark.parametrize("command", guide_commands())
+def test_every_command_of_the_guides_plans(command, main, tmp_path, monkeypatch):
+    """On the hardware that the guides speak of, with the packages that they install."""
+    import shlex
+
+    import optbuilder.technique as technique
+
+    there = technique.installed_version
+    monkeypatch.setattr(technique, "installed_version", lambda name: there(name) or "99.0")
+    (tmp_path / "flux.gguf").touch()
+    code, out, err = main("action=plan", "machine=h100", *shlex.split(command))
+    assert (code, err) == (0, ""), err
+    assert len(out.splitlines()) > 3

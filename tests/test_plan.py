@@ -13,11 +13,11 @@ from optbuilder.errors import Refused
 from optbuilder.machine import Machine
 from tests.conftest import CONF, composed, of
 
-H100 = Machine("cuda:0", "H100", (9, 0), 80 * 2**30)
-ADA = Machine("cuda:0", "RTX 4090", (8, 9), 24 * 2**30)
-T4 = Machine("cuda:0", "T4", (7, 5), 16 * 2**30)
-CPU = Machine("cpu", "x86_64", None, None, frozenset({"avx512_bf16", "avx512_fp16"}))
-OLD_CPU = Machine("cpu", "x86_64", None, None, frozenset({"avx2"}))
+H100 = Machine("cuda:0", "H100", "nvidia", (9, 0), 80 * 2**30)
+ADA = Machine("cuda:0", "RTX 4090", "nvidia", (8, 9), 24 * 2**30)
+T4 = Machine("cuda:0", "T4", "nvidia", (7, 5), 16 * 2**30)
+CPU = Machine("cpu", "x86_64", cpu_flags=frozenset({"avx512_bf16", "avx512_fp16"}))
+OLD_CPU = Machine("cpu", "x86_64", cpu_flags=frozenset({"avx2"}))
 
 
 def plan(folder, *overrides, machine=CPU):
@@ -165,3 +165,26 @@ def test_options_lists_every_option_with_its_reasons(tiny):
     assert on_cpu["attention=sage"].lossless is False and "sageattention>=2.1.1" in on_cpu["attention=sage"].needs
     on_gpu = {f"{o.stage}={o.name}": o for o in options(config, files, replace(H100))}
     assert on_gpu["precision=tf32"].reasons == () and on_gpu["compile=reduce_overhead"].reasons == ()
+
+
+MACHINES = {  # an option that each described machine is to accept or refuse, with the reason
+    "h100": {"precision=tf32": "", "quant=fp8_dynamic precision=bf16": "", "attention=native_cudnn precision=bf16": ""},
+    "rtx4090": {"quant=fp8_dynamic precision=bf16": "", "compile=reduce_overhead": "", "offload=sequential": ""},
+    "t4": {"precision=tf32": "found: Tesla T4, 7.5", "quant=fp8_dynamic precision=bf16": "8.9", "offload=model": ""},
+    "mi300x": {"quant=fp8_dynamic precision=bf16": "", "precision=tf32": "NVIDIA", "compile=max_autotune": ""},
+}
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+def test_plans_for_hardware_that_is_not_here(machine, tiny):
+    assert (CONF / "machine" / f"{machine}.yaml").exists()
+    for words, reason in MACHINES[machine].items():
+        found = resolve(*composed(*of(tiny["flux"]), f"machine={machine}", *words.split()))
+        assert (reason in " ".join(found.refusals)) if reason else found.refusals == [], (words, found.refusals)
+
+
+def test_a_described_machine_runs_nothing(main, tiny):
+    code, _, err = main(*of(tiny["sdxl"]), "machine=h100")
+    assert code == 2 and "has nothing to run on. Use action=plan" in err
+    code, _, err = main(*of(tiny["sdxl"]), "action=plan", "machine=h100", "+machine.cores=3")
+    assert code == 2 and "machine.cores: there is no such fact of a machine" in err

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from optbuilder.counters import Graphs, counted_graphs
+from optbuilder.counters import Counts, counts
 from optbuilder.measure import peak_memory, stamp, synchronize, timed_call
 from optbuilder.runner import Image, arguments, invalid, run, spread
 from optbuilder.settings import Run
@@ -67,7 +67,7 @@ def test_the_pipelines_own_methods_are_put_back():
 
 def test_warm_up_goes_on_until_no_new_graph_appears():
     """P78: compilation never falls into a timed call, and is not averaged into the latency."""
-    pipe, counted = Sleeper(), Graphs()
+    pipe, counted = Sleeper(), Counts()
 
     def graphs():
         counted.graphs = min(len(pipe.calls), 3)  # the first three calls each compile something
@@ -158,7 +158,7 @@ def test_recompiling_past_the_limit_is_seen(tiny):
 
     from optbuilder.transforms.compile import compile_forward
 
-    with preserved(), counted_graphs() as graphs:
+    with preserved(), counts() as graphs:
         torch._dynamo.config.recompile_limit = 2
         plan, pipe, _ = built(
             tiny["sdxl"], "compile=full", "compile.backend=eager", "compile.dynamic=false", "compile.fullgraph=false"

@@ -94,3 +94,39 @@ def save(folder: Path) -> dict[str, Path]:
     sdxl().save_pretrained(folders["sdxl"])
     flux().save_pretrained(folders["flux"])
     return folders
+
+
+def lora(folder: Path, target: Path, seed: int = 1, rank: int = 4) -> Path:
+    """Write a random adapter for the pipeline in `folder`; gives its folder."""
+    from diffusers import DiffusionPipeline
+    from peft import LoraConfig, get_peft_model_state_dict
+
+    torch.manual_seed(seed)
+    pipe = DiffusionPipeline.from_pretrained(folder)
+    name = "unet" if hasattr(pipe, "unet") else "transformer"
+    denoiser = getattr(pipe, name)
+    layers = ["to_q", "to_k", "to_v", "to_out.0"]
+    denoiser.add_adapter(LoraConfig(r=rank, lora_alpha=rank, target_modules=layers, init_lora_weights=False))
+    pipe.save_lora_weights(target, **{f"{name}_lora_layers": get_peft_model_state_dict(denoiser)})
+    return target
+
+
+def gguf(folder: Path, target: Path) -> Path:
+    """Write the Flux transformer in `folder` as a GGUF file, its large matrices in Q8_0."""
+    import numpy as np
+    from diffusers import FluxTransformer2DModel
+    from gguf import GGMLQuantizationType, GGUFWriter, quants
+
+    writer = GGUFWriter(target, "flux")
+    for name, tensor in FluxTransformer2DModel.from_pretrained(folder / "transformer").state_dict().items():
+        array = tensor.numpy().astype(np.float32)
+        if array.ndim == 2 and array.shape[1] % 32 == 0:
+            q8 = GGMLQuantizationType.Q8_0
+            writer.add_tensor(name, quants.quantize(array, q8), raw_dtype=q8)
+        else:
+            writer.add_tensor(name, array)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return target

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from functools import wraps
 from typing import Any
 
+from optbuilder.attention_kernels import BACKENDS, SDPA, describe, unmet
 from optbuilder.components import computations, modules_named
 from optbuilder.errors import nearest
-from optbuilder.kernels import BACKENDS, SDPA, describe, unmet
 from optbuilder.model import expand
 from optbuilder.technique import Context, Need, needs_choice, technique
 

@@ -7,6 +7,8 @@ import logging
 import os
 import shutil
 from collections.abc import Mapping
+from functools import wraps
+from pathlib import Path
 from typing import Any
 
 from optbuilder.components import computations, modules_named
@@ -18,13 +20,14 @@ from optbuilder.technique import Context, Need, needs_choice, technique
 log = logging.getLogger(__name__)
 
 MODES = (None, "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
+CUDA_GRAPHS = ("reduce-overhead", "max-autotune")
 BACKENDS = ("inductor", "eager", "aot_eager", "cudagraphs")
 _IGNORED_FLAGS = ("use_mixed_mm", "mixed_mm_choice")
 _SOURCE = "https://docs.pytorch.org/docs/stable/generated/torch.compile.html"
 
 
-def _toolchain(context: Context) -> str | None:
-    inductor = context.options["backend"] == "inductor"
+def toolchain(context: Context) -> str | None:
+    inductor = context.options.get("backend", "inductor") == "inductor"
     compilers = [os.environ.get("CXX"), "g++", "clang++", "c++"]
     if inductor and context.machine.kind == "cpu" and not any(shutil.which(c) for c in compilers if c):
         return "inductor needs a C++ compiler on the CPU and finds none. Install g++, or set CXX"
@@ -38,10 +41,18 @@ def _cuda_graphs(context: Context) -> str | None:
     return None
 
 
-def _flags(context: Context) -> str | None:
+def _blocks_overwrite(context: Context) -> str | None:
+    if context.options["mode"] in CUDA_GRAPHS and context.machine.kind == "cuda":
+        return (
+            "a block's CUDA graph writes over what the last block gave. Use compile=full, or max-autotune-no-cudagraphs"
+        )
+    return None
+
+
+def flags(context: Context) -> str | None:
     asked = {k: v for k, v in context.options["inductor"].items() if v is not None}
-    if asked and context.options["backend"] != "inductor":
-        backend = context.options["backend"]
+    backend = context.options.get("backend", "inductor")
+    if asked and backend != "inductor":
         return f"inductor flags have no effect with backend={backend!r}. Use backend=inductor, or leave them out"
     for flag in asked:
         if flag not in inductor_flags():
@@ -91,8 +102,8 @@ def _compiled(options: Mapping[str, Any], counters: Mapping[str, Any]) -> str | 
 
 
 _NEEDS = (
-    Need("on the CPU a C++ compiler", _toolchain),
-    Need("", _flags),
+    Need("on the CPU a C++ compiler", toolchain),
+    Need("", flags),
     Need(lambda options: "NVIDIA GPU" if options["mode"] == "reduce-overhead" else "", _cuda_graphs),
     needs_choice("mode", MODES),
     needs_choice("backend", BACKENDS),
@@ -109,6 +120,7 @@ def compile_forward(
     dynamic: bool | None = None,
     duck_shape: bool = True,
     backend: str = "inductor",
+    cache_dir: str | None = None,
     inductor: dict[str, Any] = {},  # noqa: B006
 ) -> Any:
     """Compile the whole forward of each component, and a VAE's decode. Lossless but for rounding.
@@ -120,11 +132,34 @@ def compile_forward(
     import torch
 
     torch.fx.experimental._config.use_duck_shape = duck_shape
+    use_cache(cache_dir)
     arguments = compile_arguments(fullgraph, mode, dynamic, backend, inductor)
     for module, method in computations(pipe, list(components)).values():
         install_output_hooks(module)
-        setattr(module, method, torch.compile(getattr(module, method), **arguments))
+        compiled = torch.compile(getattr(module, method), **arguments)
+        setattr(module, method, fresh_outputs(compiled) if mode in CUDA_GRAPHS else compiled)
     return pipe
+
+
+def use_cache(cache_dir: str | None) -> None:
+    """Keep inductor's artifacts in a folder of one's own, where another process finds them. The environment variable is
+    restored after the job; metrics.json counts hits and misses."""
+    if cache_dir:
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(Path(cache_dir).expanduser().absolute())
+
+
+def fresh_outputs(forward: Any) -> Any:
+    """Wrap a compiled forward that replays CUDA graphs: begin a step, and copy the output out of the graph's memory,
+    which the next replay writes over."""
+    import torch
+    from torch.utils._pytree import tree_map_only
+
+    @wraps(forward)
+    def fresh(*args: Any, **kwargs: Any) -> Any:
+        torch.compiler.cudagraph_mark_step_begin()
+        return tree_map_only(torch.Tensor, torch.Tensor.clone, forward(*args, **kwargs))
+
+    return fresh
 
 
 def install_output_hooks(module: Any) -> None:
@@ -140,7 +175,7 @@ def install_output_hooks(module: Any) -> None:
 @technique(
     lossless=True,
     source="https://huggingface.co/docs/diffusers/optimization/fp16#regional-compilation",
-    needs=(*_NEEDS, Need("a model with _repeated_blocks", _repeated_blocks)),
+    needs=(*_NEEDS, Need("", _blocks_overwrite), Need("a model with _repeated_blocks", _repeated_blocks)),
     ran=_compiled,
 )
 def compile_repeated_blocks(
@@ -151,6 +186,7 @@ def compile_repeated_blocks(
     mode: str | None = None,
     dynamic: bool | None = None,
     backend: str = "inductor",
+    cache_dir: str | None = None,
     inductor: dict[str, Any] = {},  # noqa: B006
 ) -> Any:
     """Compile the forward of each block of the classes in the model's `_repeated_blocks`. Lossless but for rounding.
@@ -161,6 +197,7 @@ def compile_repeated_blocks(
     """
     import torch
 
+    use_cache(cache_dir)
     arguments = compile_arguments(fullgraph, mode, dynamic, backend, inductor)
     for name, module in modules_named(pipe, list(components)).items():
         blocks = [m for m in module.modules() if type(m).__name__ in (module._repeated_blocks or ())]
@@ -173,7 +210,7 @@ def compile_repeated_blocks(
 @technique(
     lossless=True,
     source="https://huggingface.co/docs/accelerate/usage_guides/compilation",
-    needs=(*_NEEDS, Need("no UNet", _regions_allowed)),
+    needs=(*_NEEDS, Need("", _blocks_overwrite), Need("no UNet", _regions_allowed)),
     ran=_compiled,
 )
 def compile_regions(
@@ -183,6 +220,7 @@ def compile_regions(
     mode: str | None = None,
     dynamic: bool | None = None,
     backend: str = "inductor",
+    cache_dir: str | None = None,
     inductor: dict[str, Any] = {},  # noqa: B006
 ) -> Any:
     """Compile the denoiser with accelerate's `compile_regions`: blocks that repeat, and the other submodules, each on
@@ -191,6 +229,7 @@ def compile_regions(
     """
     from accelerate.utils import compile_regions as regions
 
+    use_cache(cache_dir)
     arguments = compile_arguments(fullgraph, mode, dynamic, backend, inductor)
     for name, module in modules_named(pipe, ["denoiser"]).items():
         setattr(pipe, name, regions(module, **arguments))

@@ -78,6 +78,7 @@ def dtype_of(context: Context, part: str = "denoiser") -> str:
     source="https://huggingface.co/docs/diffusers/optimization/fp16",
     needs=(Need("", _known_dtypes),),
     load=from_pretrained_dtypes,
+    load_shows=("bytes",),
     warns=_slow_or_risky,
     unchanged=_is_the_default,
 )

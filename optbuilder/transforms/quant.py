@@ -21,10 +21,10 @@ _HARDWARE = {
 }
 
 
-def _hardware(context: Context) -> str | None:
+def hardware(context: Context) -> str | None:
     """What the kernels of a config need of the device; the weight-only ones multiply in the model's dtype anywhere."""
     config, machine = context.options["config"], context.machine
-    if config == "fp8_dynamic" and (machine.capability or (0, 0)) < (8, 9):
+    if config == "fp8_dynamic" and (machine.capability or (0, 0)) < (8, 9) and "MI300" not in machine.name:
         found = machine.device if machine.capability is None else ".".join(map(str, machine.capability))
         return (
             f"float8 matmuls need compute capability 8.9 or higher (found: {found}). "
@@ -63,7 +63,7 @@ def _slower_without_compile(context: Context) -> str | None:
     needs=(
         needs_package("torchao", "0.18"),
         needs_choice("config", CONFIGS),
-        Need(lambda options: _HARDWARE.get(options["config"], ""), _hardware),
+        Need(lambda options: _HARDWARE.get(options["config"], ""), hardware),
         Need("", _patterns),
     ),
     warns=_slower_without_compile,

@@ -1,0 +1,127 @@
+"""Stage `compile`, ahead of time: torch.export and AOTInductor."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import platform
+from collections.abc import Iterator, Mapping
+from functools import wraps
+from pathlib import Path
+from typing import Any
+
+from optbuilder.components import modules_named
+from optbuilder.counters import counted
+from optbuilder.snapshot import component_state
+from optbuilder.technique import Context, Need, technique
+from optbuilder.transforms.compile import flags, toolchain
+
+log = logging.getLogger(__name__)
+
+
+def _no_cache(context: Context) -> str | None:
+    if context.stages.get("cache"):
+        return "the whole forward is one package, and a cache decides block by block. Use compile=regional"
+    return None
+
+
+def _called(options: Mapping[str, Any], counters: Mapping[str, Any]) -> str | None:
+    return None if counters["calls"].get("aot.called") else "the package was not called"
+
+
+@technique(
+    lossless=True,
+    source="https://docs.pytorch.org/docs/stable/torch.compiler_aot_inductor.html",
+    needs=(Need("on the CPU a C++ compiler", toolchain), Need("", flags), Need("cache=none", _no_cache)),
+    ran=_called,
+)
+def compile_ahead_of_time(
+    pipe: Any,
+    *,
+    components: tuple[str, ...] = ("denoiser",),
+    package_dir: str = "~/.cache/optbuilder/aot",
+    inductor: dict[str, Any] = {},  # noqa: B006
+) -> Any:
+    """Export the forward of each component at its first call, compile it into a package, and run that.
+
+    Lossless but for rounding. The weights are part of the package; it is found again by a key of all that it depends
+    on, so that a later process starts without compiling. Every shape has a package of its own.
+    Source: https://docs.pytorch.org/docs/stable/torch.compiler_aot_inductor.html
+    """
+    configs = {flag: value for flag, value in inductor.items() if value is not None}
+    for name, module in modules_named(pipe, list(components)).items():
+        folder = Path(package_dir).expanduser() / name
+        module.forward = counted("aot.called", packaged(module, folder, configs))
+    return pipe
+
+
+def packaged(module: Any, folder: Path, configs: Mapping[str, Any]) -> Any:
+    """A forward that runs the package for its arguments' shapes, made or found at the first call with them."""
+    import torch
+
+    forward, loaded = module.forward, {}
+    contents = digest(module)
+
+    @wraps(forward)
+    def aot(*args: Any, **kwargs: Any) -> Any:
+        shapes = str(torch.utils._pytree.tree_map(_description, (args, kwargs)))
+        if shapes not in loaded:
+            path = folder / f"{package_key(contents, shapes, configs)}.pt2"
+            log.info("%s %s", "found" if path.exists() else "compiling", path.name)
+            if not path.exists():
+                export(module, forward, args, kwargs, path, configs)
+            loaded[shapes] = torch._inductor.aoti_load_package(str(path))
+        return loaded[shapes](*args, **kwargs)
+
+    return aot
+
+
+def export(module: Any, forward: Any, args: Any, kwargs: Any, path: Path, configs: Mapping[str, Any]) -> None:
+    """Export and compile a module's forward for these arguments into a package at `path`, complete or not there."""
+    import torch
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{os.getpid()}-{path.name}")
+    standing, module.forward = module.forward, forward
+    try:
+        program = torch.export.export(module, args=args, kwargs=kwargs, strict=False)
+    finally:
+        module.forward = standing
+    torch._inductor.aoti_compile_and_package(program, package_path=str(temporary), inductor_configs=dict(configs))
+    temporary.replace(path)
+
+
+def digest(module: Any) -> str:
+    """A digest of everything that a package has of the module: its classes, settings, and every weight."""
+    import torch
+
+    found = hashlib.sha256(str(component_state(module)).encode())
+    for name, tensor in module.state_dict().items():
+        found.update(name.encode())
+        for part in plain_tensors(tensor):
+            found.update(part.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
+    return found.hexdigest()
+
+
+def plain_tensors(tensor: Any) -> Iterator[Any]:
+    """The tensor, or for a quantized one those of its data and scales."""
+    if not hasattr(tensor, "__tensor_flatten__"):
+        yield tensor
+        return
+    for name in tensor.__tensor_flatten__()[0]:
+        yield from plain_tensors(getattr(tensor, name))
+
+
+def package_key(contents: str, shapes: str, configs: Mapping[str, Any]) -> str:
+    """A digest of what a package depends on: the module's contents, shapes, flags, torch and the processor."""
+    import torch
+
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else ""
+    machine = (torch.__version__, torch.version.cuda, platform.machine(), torch.backends.cpu.get_cpu_capability(), gpu)
+    return hashlib.sha256(str((contents, shapes, sorted(configs.items()), machine)).encode()).hexdigest()[:16]
+
+
+def _description(value: Any) -> Any:
+    shape = getattr(value, "shape", None)
+    return value if shape is None else (tuple(shape), str(value.dtype), str(value.device))

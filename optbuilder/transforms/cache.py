@@ -1,0 +1,265 @@
+"""Stage `cache`: reuse what a denoising step computed in the next ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from optbuilder.components import modules_named
+from optbuilder.counters import counted
+from optbuilder.library import pipeline_source
+from optbuilder.model import expand
+from optbuilder.technique import Context, Need, technique
+
+_SOURCE = "https://huggingface.co/docs/diffusers/optimization/cache"
+
+
+def _has_caches(context: Context) -> str | None:
+    for name in context.model.denoisers:
+        facts = context.model.facts(name)
+        if facts.known and "CacheMixin" not in facts.bases:
+            return f"{facts.name} ({name}) has no enable_cache. Use cache=none"
+    return None
+
+
+def _needs_in_pipeline(word: str, what: str) -> Need:
+    def check(context: Context) -> str | None:
+        source = pipeline_source(context.model.pipeline_class)
+        return f"{context.model.pipeline_class} {what}. Use another cache" if source and word not in source else None
+
+    return Need("", check)
+
+
+def _compiles_denoiser(context: Context) -> list[str]:
+    components = (context.stages.get("compile") or {}).get("components", [])
+    return [name for name in expand(components, context.model.components) if name in context.model.denoisers]
+
+
+def _outside_the_graph(context: Context) -> str | None:
+    compiled = context.stages.get("compile")
+    if compiled and "duck_shape" in compiled and _compiles_denoiser(context):
+        return (
+            "it decides block by block whether to compute, which cannot happen inside one graph. Use compile=regional"
+        )
+    return None
+
+
+def _no_compiled_blocks(context: Context) -> str | None:
+    compiled = context.stages.get("compile")
+    if compiled and ("components" not in compiled or _compiles_denoiser(context)):
+        fix = "Use cache=first_block, cache=mag_cache or compile=none"
+        return f"it decides inside each block, which cannot happen in a graph. {fix}"
+    return None
+
+
+def _only(kind: str) -> Need:
+    def check(context: Context) -> str | None:
+        names = [context.model.components[name] for name in context.model.denoisers]
+        if any(name.startswith(kind) for name in names):
+            return None
+        here = ", ".join(names)
+        return f"this cache acts on {kind} models only: on {here} it would change nothing. Use cache=first_block"
+
+    return Need(f"a {kind} model", check)
+
+
+def _skipped(options: Mapping[str, Any], counters: Mapping[str, Any]) -> str | None:
+    calls = counters["calls"]
+    if calls.get("cache.offered") and calls.get("cache.computed", 0) < calls["cache.offered"]:
+        return None
+    return "nothing was skipped. Use more steps, or options that skip more"
+
+
+_BLOCKS = (Need("a model with enable_cache", _has_caches), Need("compile=none or regional", _outside_the_graph))
+_ATTENTION = (Need("a model with enable_cache", _has_caches), Need("compile=none", _no_compiled_blocks))
+_CONTEXT = _needs_in_pipeline("cache_context", "gives its denoiser no cache_context, without which this cache raises")
+_TIMESTEP = _needs_in_pipeline("current_timestep", "keeps no current_timestep, which this cache asks for")
+
+
+def _blocks(module: Any) -> list[Any]:
+    return [m for m in module.modules() if type(m).__name__ in (module._repeated_blocks or ())]
+
+
+def _attentions(module: Any) -> list[Any]:
+    return [m for m in module.modules() if hasattr(m, "processor") and hasattr(m, "set_processor")]
+
+
+def _enable(pipe: Any, config: Any, units: Callable[[Any], list[Any]]) -> Any:
+    """Enable a cache on the denoiser, and count how many of its units are offered and how many computed."""
+    for module in modules_named(pipe, ["denoiser"]).values():
+        offered = units(module)
+        for unit in offered:
+            unit.forward = counted("cache.computed", unit.forward)
+        module.enable_cache(config)
+        module.forward = counted("cache.offered", module.forward, len(offered))
+    return pipe
+
+
+@technique(lossless=False, source=_SOURCE, needs=(*_BLOCKS, _CONTEXT), ran=_skipped)
+def first_block(pipe: Any, *, threshold: float = 0.05) -> Any:
+    """Skip the other blocks of a step where the first block's residual changed by less than `threshold`. Lossy.
+
+    Source: https://huggingface.co/docs/diffusers/api/cache#firstblockcache (ParaAttention's First Block Cache)
+    """
+    from diffusers import FirstBlockCacheConfig
+
+    return _enable(pipe, FirstBlockCacheConfig(threshold=threshold), _blocks)
+
+
+def _steps(context: Context) -> dict[str, Any]:
+    return {"num_inference_steps": context.run.num_inference_steps}
+
+
+def _ratios(context: Context) -> str | None:
+    steps = context.options["num_inference_steps"]
+    if context.options["mag_ratios"] is None and not context.model.pipeline_class.startswith("Flux"):
+        return "diffusers has ratios for FLUX.1 only. Measure this model's and set cache.mag_ratios"
+    if steps is None:
+        return "it must know the number of steps. Set run.num_inference_steps"
+    return None if steps == context.run.num_inference_steps else "num_inference_steps is not the run's. Leave it null"
+
+
+def _borrowed_ratios(context: Context) -> str | None:
+    return (
+        "the ratios are FLUX.1-dev's own; another model wants its own"
+        if context.options["mag_ratios"] is None
+        else None
+    )
+
+
+@technique(
+    lossless=False,
+    source=_SOURCE,
+    needs=(*_BLOCKS, Need("", _ratios)),
+    derive=_steps,
+    warns=_borrowed_ratios,
+    ran=_skipped,
+)
+def mag_cache(
+    pipe: Any,
+    *,
+    threshold: float = 0.06,
+    max_skip_steps: int = 3,
+    retention_ratio: float = 0.2,
+    num_inference_steps: int | None = None,
+    mag_ratios: list[float] | None = None,
+) -> Any:
+    """Skip a step's blocks while the known decay of residuals keeps the error under `threshold`. Lossy.
+
+    Source: https://arxiv.org/abs/2506.09045
+    """
+    from diffusers import MagCacheConfig
+    from diffusers.hooks.mag_cache import FLUX_MAG_RATIOS
+
+    config = MagCacheConfig(
+        threshold=threshold,
+        max_skip_steps=max_skip_steps,
+        retention_ratio=retention_ratio,
+        num_inference_steps=num_inference_steps,
+        mag_ratios=FLUX_MAG_RATIOS if mag_ratios is None else mag_ratios,
+    )
+    return _enable(pipe, config, _blocks)
+
+
+@technique(lossless=False, source=_SOURCE, needs=(*_ATTENTION, _TIMESTEP), ran=_skipped)
+def pyramid_attention(pipe: Any, *, skip_range: int = 2, first_timestep: int = 100, last_timestep: int = 800) -> Any:
+    """Compute self-attention in one of `skip_range` steps between two timesteps, and reuse it in the others. Lossy.
+
+    Source: https://arxiv.org/abs/2408.12588
+    """
+    from diffusers import PyramidAttentionBroadcastConfig
+
+    config = PyramidAttentionBroadcastConfig(
+        spatial_attention_block_skip_range=skip_range,
+        spatial_attention_timestep_skip_range=(first_timestep, last_timestep),
+        current_timestep_callback=lambda: pipe.current_timestep,
+    )
+    return _enable(pipe, config, _attentions)
+
+
+def _distilled(context: Context) -> dict[str, Any]:
+    return {
+        "is_guidance_distilled": not context.model.pipeline_class.startswith(("CogVideoX", "Latte", "Wan", "Mochi"))
+    }
+
+
+@technique(lossless=False, source=_SOURCE, needs=(*_ATTENTION, _TIMESTEP), derive=_distilled, ran=_skipped)
+def faster_cache(
+    pipe: Any,
+    *,
+    skip_range: int = 2,
+    first_timestep: int = -1,
+    last_timestep: int = 681,
+    is_guidance_distilled: bool | None = None,
+    tensor_format: str = "BCHW",
+) -> Any:
+    """Extrapolate attention from earlier steps in all but one of `skip_range` steps. Lossy.
+
+    Source: https://arxiv.org/abs/2410.19355
+    """
+    from diffusers import FasterCacheConfig
+
+    config = FasterCacheConfig(
+        spatial_attention_block_skip_range=skip_range,
+        spatial_attention_timestep_skip_range=(first_timestep, last_timestep),
+        is_guidance_distilled=bool(is_guidance_distilled),
+        tensor_format=tensor_format,
+        attention_weight_callback=lambda _: 0.5,
+        current_timestep_callback=lambda: pipe.current_timestep,
+    )
+    return _enable(pipe, config, _attentions)
+
+
+def _late_enough(context: Context) -> str | None:
+    steps, first = context.run.num_inference_steps, context.options["disable_cache_before_step"]
+    if steps is not None and steps <= first + 1:
+        return f"all {steps} steps come before the first to be skipped. Use fewer disable_cache_before_step"
+    return None
+
+
+@technique(lossless=False, source=_SOURCE, needs=(*_ATTENTION, _CONTEXT, Need("", _late_enough)), ran=_skipped)
+def taylorseer(
+    pipe: Any,
+    *,
+    cache_interval: int = 5,
+    disable_cache_before_step: int = 3,
+    disable_cache_after_step: int | None = None,
+    max_order: int = 1,
+) -> Any:
+    """Compute attention in one of `cache_interval` steps and predict it by a Taylor series in the others. Lossy.
+
+    Source: https://arxiv.org/abs/2503.06923
+    """
+    from diffusers import TaylorSeerCacheConfig
+
+    denoiser = next(iter(modules_named(pipe, ["denoiser"]).values()))
+    config = TaylorSeerCacheConfig(
+        cache_interval=cache_interval,
+        disable_cache_before_step=disable_cache_before_step,
+        disable_cache_after_step=disable_cache_after_step,
+        max_order=max_order,
+        taylor_factors_dtype=denoiser.dtype,
+    )
+    return _enable(pipe, config, _attentions)
+
+
+@technique(lossless=True, source=_SOURCE, needs=(*_BLOCKS, _only("NucleusMoE")), ran=lambda options, counters: None)
+def text_kv(pipe: Any) -> Any:
+    """Compute the keys and values of the prompt once for all steps. Lossless.
+
+    Source: https://huggingface.co/docs/diffusers/api/cache
+    """
+    from diffusers import TextKVCacheConfig
+
+    return _enable(pipe, TextKVCacheConfig(), _blocks)
+
+
+@technique(lossless=False, source=_SOURCE, needs=(*_BLOCKS, _only("Cosmos3"), _CONTEXT), ran=_skipped)
+def sea_cache(pipe: Any, *, threshold: float = 0.25, max_consecutive_cached: int = 2) -> Any:
+    """Skip steps whose spectrally weighted change is small. Lossy.
+
+    Source: https://huggingface.co/docs/diffusers/api/cache
+    """
+    from diffusers import SeaCacheConfig
+
+    return _enable(pipe, SeaCacheConfig(threshold=threshold, max_consecutive_cached=max_consecutive_cached), _blocks)

@@ -1,0 +1,109 @@
+"""Every pair of options from two stages on a random model: does it run with every effect proven, or is it refused?
+
+`python -m tests.pairs > pairs.md` writes the table; tests/test_pairs.py asserts that there is no third outcome.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections.abc import Iterator
+from itertools import combinations
+from pathlib import Path
+
+from optbuilder.builder import resolve
+from optbuilder.counters import attention_kernels, counts
+from optbuilder.metrics import degraded
+from optbuilder.pipeline import load
+from optbuilder.runner import arguments, run
+from optbuilder.state import preserved
+from tests.conftest import CONF, composed, of
+
+STAGES = ("precision", "scheduler", "lora", "kernels", "fusion", "attention", "layout", "quant", "parallel", "compile",
+          "cache", "vae", "offload")  # fmt: skip
+RUN = ["run.num_inference_steps=6", "run.images_per_prompt=2", "run.warmup=0", "run.repeats=1"]
+# What an option needs beside its name, so that it has something to work on in a random 64x64 model.
+EXTRA = {
+    "compile": ["compile.backend=eager"],
+    "compile=aot": [],
+    "vae=tiling": ["vae.tile_size=32"],
+    "cache=first_block": ["cache.threshold=1"],
+    "quant=int8_dynamic": ["quant.min_parameters=100"],
+    "kernels=local": [
+        "+kernels.layers.RMSNorm=tests.kernel.rms_norm",
+        "+kernels.layers.LayerNorm=tests.kernel.layer_norm",
+    ],
+}
+
+
+def options() -> dict[str, list[str]]:
+    """The names of every stage's options but none."""
+    return {s: [p.stem for p in sorted((CONF / s).glob("*.yaml")) if p.stem != "none"] for s in STAGES}
+
+
+def words_of(stage: str, name: str, lora: Path) -> list[str]:
+    key = f"{stage}={name}"
+    extra = EXTRA.get(key, EXTRA.get(stage, []))
+    return [key, *extra, *([f"lora.paths=[{lora}]"] if stage == "lora" else [])]
+
+
+def pairs(known: dict[str, list[str]] | None = None) -> Iterator[tuple[tuple[str, str], tuple[str, str]]]:
+    known = known or options()
+    for one, other in combinations(STAGES, 2):
+        for first in known[one]:
+            for second in known[other]:
+                yield (one, first), (other, second)
+
+
+def usable(folder: Path, lora: Path) -> dict[str, list[str]]:
+    """The options that the plan accepts alone: a pair with another is refused for the same reason as the option."""
+    return {
+        stage: [name for name in names if not plan(folder, words_of(stage, name, lora)).refusals]
+        for stage, names in options().items()
+    }
+
+
+def plan(folder: Path, words: list[str]):
+    base = [word for word in of(folder) if not word.startswith("run.num_inference_steps")]
+    return resolve(*composed(*base, *RUN, "device=cpu", "trusted_modules=[tests.kernel]", *words))
+
+
+def outcome(folder: Path, words: list[str]) -> str:
+    """`ok`, `refused: why`, or what went wrong."""
+    from optbuilder.apply import apply
+
+    planned = plan(folder, words)
+    if planned.refusals:
+        return f"refused: {' '.join(planned.refusals)}"
+    try:
+        with preserved(), counts() as so_far:
+            pipe, _ = apply(planned, load(planned.model, planned.load, planned.load_device))
+            result = run(pipe, planned.run, call=planned.call, graphs=so_far)
+            pipe.set_progress_bar_config(disable=True)
+            one_step = {**arguments(planned.run, 0, planned.call), "num_inference_steps": 1}
+            kernels = (
+                attention_kernels(lambda: pipe(**one_step)) if "attention=sdpa" in " ".join(words) else {"math": 1}
+            )
+            counted = vars(so_far()) | {"graphs_in_timed_calls": 0, "attention_kernels": kernels}
+            wrong = result.problems + degraded(planned, counted)
+    except Exception as error:  # the outcome is what this looks for
+        return f"failed: {type(error).__name__}: {' '.join(str(error).split())[:300]}"
+    return f"wrong: {' '.join(wrong)}" if wrong else "ok"
+
+
+def table(folder: Path, lora: Path) -> Iterator[str]:
+    for (one, first), (other, second) in pairs(usable(folder, lora)):
+        words = [*words_of(one, first, lora), *words_of(other, second, lora)]
+        yield f"| {one}={first} | {other}={second} | {outcome(folder, words)} |"
+
+
+if __name__ == "__main__":
+    from tests import tiny
+
+    root = Path(tempfile.mkdtemp())
+    for family, folder in tiny.save(root).items():
+        adapter = tiny.lora(folder, root / f"lora_{family}")
+        print(f"\n{family}\n\n| one | other | outcome |\n| --- | --- | --- |")
+        for row in table(folder, adapter):
+            print(row, flush=True)
+            print(row[:150], file=sys.stderr)
