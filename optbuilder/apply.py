@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from optbuilder.builder import Plan, Transform
-from optbuilder.errors import NoEffect
+from optbuilder.errors import NoEffect, UnexpectedHooks
 from optbuilder.snapshot import as_loaded_without_techniques, difference, snapshot
 
 
@@ -28,7 +28,7 @@ def apply(plan: Plan, pipe: Any) -> tuple[Any, list[Effect]]:
     """Apply the plan's transforms in order to a pipeline that was loaded with `plan.load`.
 
     Returns the pipeline and each transform's effect. Raises `NoEffect` where one changed nothing that a snapshot can
-    see, unless it declares why that is right.
+    see, unless it declares why that is right, and `UnexpectedHooks` where one moved components under hooks on the side.
     """
     loaded = snapshot(pipe)
     at_load = difference(as_loaded_without_techniques(loaded), loaded)
@@ -54,6 +54,11 @@ def _prove(plan: Plan, transform: Transform, changes: dict[str, list[Any]], note
         raise NoEffect(f"{transform.name}: no effect: the pipeline is the same before and after.{said}")
     if not changes:
         notes.append(f"unchanged: {reason}")
+    hooked = [fact for fact in changes if fact.endswith(".hooks")]
+    if hooked and not transform.technique.adds_hooks:
+        raise UnexpectedHooks(
+            f"{transform.name}: it put hooks that nobody asked for: {hooked[0]} {changes[hooked[0]]}."
+        )
 
 
 @contextmanager

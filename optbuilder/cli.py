@@ -60,9 +60,10 @@ def act(cfg: DictConfig, hydra_config: DictConfig) -> Any:
             return generate(config, choices, directory, record=not is_worker())
         return show_plan(config, choices) if cfg.action == "plan" else show_options(config)
     except OmegaConfBaseException as error:
-        return refused(directory, [explained(error, CONF, sys.argv[1:])])
+        reasons = [explained(error, CONF, sys.argv[1:])]
     except Refused as error:
-        return refused(directory, error.reasons)
+        reasons = error.reasons
+    return refused(directory, reasons, record=cfg.action == "generate" and not is_worker())
 
 
 def show_plan(config: Mapping[str, Any], choices: Mapping[str, str]) -> Outcome:

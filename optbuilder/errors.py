@@ -18,6 +18,10 @@ class NoEffect(Exception):
     """A technique that was asked for and changed nothing."""
 
 
+class UnexpectedHooks(Exception):
+    """A technique that put hooks on the pipeline although it is not there for that: an offload, for one."""
+
+
 def nearest(word: str, known: Iterable[str]) -> str:
     """The end of an error message: the nearest of the `known` words, or all of them.
 

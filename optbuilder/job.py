@@ -11,9 +11,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from optbuilder.apply import apply
+from optbuilder.apply import Effect, apply
 from optbuilder.builder import Plan, resolve
-from optbuilder.errors import NoEffect, Refused
+from optbuilder.errors import NoEffect, Refused, UnexpectedHooks
+from optbuilder.measure import Memory
 from optbuilder.noise import hush, to_run_log
 from optbuilder.record import SCHEMA_VERSION, environment, job_key, plan_json, write_images, write_json
 from optbuilder.runner import Image
@@ -45,14 +46,18 @@ def generate(config: Mapping[str, Any], choices: Mapping[str, str], directory: P
         _run(plan.require(), outcome)
     except Refused as refused:
         outcome.status, outcome.reasons = "refused", refused.reasons
-    except NoEffect as error:
+    except (NoEffect, UnexpectedHooks) as error:
         outcome.reasons = [str(error)]
+    except KeyboardInterrupt:
+        outcome.reasons = ["interrupted"]
+        raise
     except Exception as error:  # whatever a library raises is this job's result, not the end of a sweep
         log.info("the job failed", exc_info=True)  # run.log has the traceback, the terminal one line
         outcome.reasons = [f"{type(error).__name__}: {' '.join(str(error).split())[:1000]}"]
-    outcome.metrics = {**_head(config, outcome), **outcome.metrics}
-    if record:
-        record_job(outcome)
+    finally:
+        outcome.metrics = {**_head(config, outcome), **outcome.metrics}
+        if record:
+            record_job(outcome)
     return outcome
 
 
@@ -65,10 +70,12 @@ def record_job(outcome: Outcome) -> None:
     write_json(outcome.directory / "metrics.json", outcome.metrics)
 
 
-def refused(directory: Path, reasons: list[str]) -> Outcome:
+def refused(directory: Path, reasons: list[str], *, record: bool = False) -> Outcome:
     """The outcome of a config that could not even be read as one."""
     outcome = Outcome("refused", directory, reasons)
     outcome.metrics = {"schema_version": SCHEMA_VERSION, "status": "refused", "reasons": reasons}
+    if record:
+        record_job(outcome)
     return outcome
 
 
@@ -97,30 +104,36 @@ def _run(plan: Plan, outcome: Outcome) -> None:
 
 
 def _measured(plan: Plan, outcome: Outcome, phases: dict[str, Any], show: Any) -> None:
-    from optbuilder.counters import attention_kernels, counts
-    from optbuilder.measure import peak_memory
+    from optbuilder.counters import counts
     from optbuilder.metrics import degraded, metrics
-    from optbuilder.pipeline import load
-    from optbuilder.runner import arguments, run
+    from optbuilder.runner import kernels_called, run
 
-    device, start = plan.machine.device, time.perf_counter()
     with counts() as graphs:
-        show(f"loading {plan.model.repo_id}", 0, 0)
-        with peak_memory(device) as load_memory:
-            pipe = load(plan.model, plan.load, plan.load_device)
-        phases["load_s"] = time.perf_counter() - start
-        pipe, effects = apply(plan, pipe)
+        pipe, effects, load_memory = _built(plan, phases, show)
         outcome.plan = plan_json(plan, outcome.plan["job_key"], effects)
-        phases["transforms_s"] = {effect.transform: effect.seconds for effect in effects}
         compiles = any(t.stage == "compile" for t in plan.transforms)
         show("first call: compiling, which can take minutes" if compiles else "first call", 0, 0)
-        result = run(pipe, plan.run, call=plan.call, device=device, graphs=graphs, show=show)
+        result = run(pipe, plan.run, call=plan.call, device=plan.machine.device, graphs=graphs, show=show)
         counted = asdict(graphs())
     result.memory["load"] = load_memory
-    pipe.set_progress_bar_config(disable=True)
-    kernels = attention_kernels(lambda: pipe(**{**arguments(plan.run, 0, plan.call), "num_inference_steps": 1}))
-    outcome.metrics = metrics(plan, pipe, result, phases, counted, kernels)
+    kernels = kernels_called(pipe, plan.run, plan.call)
+    outcome.metrics = metrics(plan, pipe, result, phases, counted, kernels, effects)
     outcome.metrics["environment"] = environment(plan)
     outcome.pictures = result.images
     outcome.reasons = result.problems or degraded(plan, outcome.metrics["counters"])
     outcome.status = "invalid_output" if result.problems else "degraded" if outcome.reasons else "ok"
+
+
+def _built(plan: Plan, phases: dict[str, Any], show: Any) -> tuple[Any, list[Effect], Memory]:
+    """The loaded pipeline with the plan applied, its effects, and the memory that loading took."""
+    from optbuilder.measure import peak_memory
+    from optbuilder.pipeline import load
+
+    show(f"loading {plan.model.repo_id}", 0, 0)
+    start = time.perf_counter()
+    with peak_memory(plan.machine.device) as memory:
+        pipe = load(plan.model, plan.load, plan.load_device)
+    phases["load_s"] = time.perf_counter() - start
+    pipe, effects = apply(plan, pipe)
+    phases["transforms_s"] = {effect.transform: effect.seconds for effect in effects}
+    return pipe, effects, memory

@@ -11,6 +11,8 @@ from functools import wraps
 from itertools import pairwise
 from typing import Any
 
+import psutil
+
 
 def synchronize(device: str) -> None:
     """Wait until the device has done all it was asked to; the CPU always has."""
@@ -49,8 +51,6 @@ class Memory:
 def peak_memory(device: str, period: float = 0.01) -> Iterator[Memory]:
     """Measure the peaks of a block. Resident memory is sampled every `period` seconds: the system's own high-water mark
     never falls, so that it would show the peak of an earlier phase."""
-    import psutil
-
     memory, process, done = Memory(), psutil.Process(), threading.Event()
 
     def sample() -> None:
@@ -87,13 +87,15 @@ def _reset_peaks(device: str) -> Any:
 
 @dataclass
 class Call:
-    """The times of one pipeline call in seconds. `steps` has one entry per step of the denoising loop."""
+    """The times of one pipeline call in seconds, and the process's resident bytes after it. `steps` has one entry per
+    step of the denoising loop."""
 
     seconds: float = 0.0
     text_encode: float = 0.0
     denoise: float = 0.0
     decode: float = 0.0
     steps: list[float] = field(default_factory=list)
+    rss_bytes: int = 0
 
 
 @contextmanager
@@ -119,6 +121,7 @@ def timed_call(pipe: Any, device: str, on_step: Callable[[int, int], None]) -> I
         yield call
         synchronize(device)
         call.seconds = time.perf_counter() - start
+        call.rss_bytes = psutil.Process().memory_info().rss
     call.text_encode, call.decode = (
         sum(seconds_between(*span) for span in spans[k]) for k in ("text_encode", "decode")
     )

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from optbuilder.apply import Effect
 from optbuilder.builder import Plan
 from optbuilder.runner import Result, latency
 from optbuilder.snapshot import snapshot
@@ -18,6 +19,7 @@ def metrics(
     phases: Mapping[str, Any],
     counted: Mapping[str, Any],
     kernels: Mapping[str, int],
+    effects: Sequence[Effect],
 ) -> dict[str, Any]:
     """Phases, latency, memory and counters of a finished run."""
     times = latency(result, len(result.images) * plan.run.repeats)
@@ -38,8 +40,15 @@ def metrics(
             **counted,
             "graphs_in_timed_calls": counted["graphs"] - result.graphs_before_timing,
             "attention_kernels": kernels,
+            "quantized": quantized(effects),
         },
     }
+
+
+def quantized(effects: Sequence[Effect]) -> dict[str, Any]:
+    """What the quant stage did: kinds of weights, and bytes as stored, each before and after."""
+    changes = next((effect.changes for effect in effects if effect.transform.startswith("quant=")), {})
+    return {fact: change for fact, change in changes.items() if fact.endswith((".weights", ".bytes"))}
 
 
 def degraded(plan: Plan, counters: Mapping[str, Any]) -> list[str]:

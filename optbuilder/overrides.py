@@ -45,11 +45,14 @@ def _quote(word: str) -> str:
 
 @contextmanager
 def translated(conf: Path) -> Iterator[None]:
-    """Turn a mistake on the command line into one line on stderr and exit code 2."""
+    """Turn a mistake on the command line into one line on stderr and exit code 2, an interruption into 130."""
     try:
         yield
     except (HydraException, OmegaConfBaseException) as error:
         message = explained(error, conf, sys.argv[1:])
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        sys.exit(130)
     except ValueError as error:  # what Hydra raises for `quant=null`
         if "Config group override" not in str(error):
             raise

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 import statistics
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import wraps
 from typing import Any
 
-from optbuilder.counters import Counts
+from optbuilder.counters import Counts, attention_kernels
 from optbuilder.measure import Call, Memory, peak_memory, timed_call
 from optbuilder.settings import Run
 
@@ -70,6 +71,21 @@ def run(
     result = Result(images, first, warmup, timed, {"warmup": warmup_memory, "run": memory}, before)
     result.problems = [problem for image in images if (problem := invalid(image))]
     return result
+
+
+def kernels_called(pipe: Any, settings: Run, call: Mapping[str, Any]) -> dict[str, int]:
+    """The attention kernels of one call that stops after its first step, where the pipeline can be stopped."""
+    once = arguments(settings, 0, call)
+    if "callback_on_step_end" in inspect.signature(type(pipe).__call__).parameters:
+        once["callback_on_step_end"] = _stop
+    reset_caches(pipe)
+    pipe.set_progress_bar_config(disable=True)
+    return attention_kernels(lambda: pipe(**once))
+
+
+def _stop(pipe: Any, step: int, timestep: Any, tensors: dict[str, Any]) -> dict[str, Any]:
+    pipe._interrupt = True
+    return tensors
 
 
 def reset_caches(pipe: Any) -> None:

@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
+
+_AT_END: list[Callable[[], None]] = []
+
+
+def at_end(undo: Callable[[], None]) -> None:
+    """Call `undo` when the job ends: for a library that patches classes, which other jobs share."""
+    _AT_END.append(undo)
 
 
 @contextmanager
@@ -25,7 +32,13 @@ def preserved() -> Iterator[None]:
         stack.callback(_restore_environment, dict(os.environ))
         stack.callback(torch._dynamo.reset)
         stack.callback(_leave_process_group)
+        stack.callback(_undo, len(_AT_END))
         yield
+
+
+def _undo(keep: int) -> None:
+    while len(_AT_END) > keep:
+        _AT_END.pop()()
 
 
 def _leave_process_group() -> None:

@@ -61,10 +61,11 @@ class Technique:
     """The declaration of a transform.
 
     `lossless` may depend on the options. `derive` gives values for options left null, from the model, machine and run.
-    `load` gives arguments of `from_pretrained` from the options (its effect shows in the facts `load_shows`, beside
-    what loading without techniques gives), and `places` says that the transform itself decides on which device the
-    components are. `warns` says at plan time what works but may surprise, `unchanged` when and why no
-    difference in the pipeline is right, and `ran` why the counters of a run do not show the technique at work.
+    `load` gives arguments of `from_pretrained` from the options; its effect shows in the facts `load_shows`, beside
+    what loading without techniques gives. `places` says that the transform itself decides on which device components
+    are, and `adds_hooks` that it puts hooks on them: from any other, a hook is an error. `warns` says at plan time what
+    works but may surprise, `unchanged` when and why no difference in the pipeline is right, and `ran` why the counters
+    of a run do not show the technique at work.
     """
 
     lossless: bool | Callable[[Mapping[str, Any]], bool]
@@ -74,6 +75,7 @@ class Technique:
     load: Callable[..., dict[str, Any]] = _nothing
     load_shows: tuple[str, ...] = ()
     places: bool = False
+    adds_hooks: bool = False
     warns: Check = _never
     unchanged: Check = _never
     ran: Callable[[Mapping[str, Any], Mapping[str, Any]], str | None] = lambda options, counters: None

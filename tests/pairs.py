@@ -12,10 +12,10 @@ from itertools import combinations
 from pathlib import Path
 
 from optbuilder.builder import resolve
-from optbuilder.counters import attention_kernels, counts
+from optbuilder.counters import counts
 from optbuilder.metrics import degraded
 from optbuilder.pipeline import load
-from optbuilder.runner import arguments, run
+from optbuilder.runner import kernels_called, run
 from optbuilder.state import preserved
 from tests.conftest import CONF, composed, of
 
@@ -28,6 +28,7 @@ EXTRA = {
     "compile=aot": [],
     "vae=tiling": ["vae.tile_size=32"],
     "cache=first_block": ["cache.threshold=1"],
+    "cache=dbcache": ["cache.threshold=1"],
     "quant=int8_dynamic": ["quant.min_parameters=100"],
     "kernels=local": [
         "+kernels.layers.RMSNorm=tests.kernel.rms_norm",
@@ -79,11 +80,7 @@ def outcome(folder: Path, words: list[str]) -> str:
         with preserved(), counts() as so_far:
             pipe, _ = apply(planned, load(planned.model, planned.load, planned.load_device))
             result = run(pipe, planned.run, call=planned.call, graphs=so_far)
-            pipe.set_progress_bar_config(disable=True)
-            one_step = {**arguments(planned.run, 0, planned.call), "num_inference_steps": 1}
-            kernels = (
-                attention_kernels(lambda: pipe(**one_step)) if "attention=sdpa" in " ".join(words) else {"math": 1}
-            )
+            kernels = kernels_called(pipe, planned.run, planned.call)
             counted = vars(so_far()) | {"graphs_in_timed_calls": 0, "attention_kernels": kernels}
             wrong = result.problems + degraded(planned, counted)
     except Exception as error:  # the outcome is what this looks for

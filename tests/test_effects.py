@@ -89,6 +89,7 @@ CASES = [
         0,
         1,
     ),
+    ("flux", "cache=dbcache cache.threshold=1 run.num_inference_steps=6", "transformer.wrapped", "count", 0, 1),
     ("flux", "cache=mag_cache run.num_inference_steps=6", "transformer.hooks", "mag_cache_block_hook", 0, 1),
     ("flux", "cache=pyramid_attention run.num_inference_steps=6", "transformer.hooks", "pyramid_attention", 0, 1),
     ("flux", "cache=faster_cache run.num_inference_steps=6", "transformer.hooks", "faster_cache_block", 0, 1),

@@ -128,9 +128,9 @@ def test_black_pictures_are_not_ok(main, tiny, tmp_path):
 
 
 def test_an_attention_kernel_that_was_not_called_is_degraded(main, tiny, tmp_path, monkeypatch):
-    import optbuilder.counters as counters
+    import optbuilder.runner as runner
 
-    monkeypatch.setattr(counters, "attention_kernels", lambda call: {"aten::_scaled_dot_product_attention_math": 4})
+    monkeypatch.setattr(runner, "attention_kernels", lambda call: {"aten::_scaled_dot_product_attention_math": 4})
     code, _, err = main(*of(tiny["sdxl"]), "attention=sdpa_flash")
     assert code == 1 and read(only_run(tmp_path) / "metrics.json")["status"] == "degraded"
     assert "attention=sdpa_flash: no flash kernel was called" in err

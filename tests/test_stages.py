@@ -178,7 +178,7 @@ def test_a_prompt_is_the_same_after_another_and_after_an_interruption(words, tin
         assert np.array_equal(run(pipe, plan.run, call=plan.call).images[0].pixels, alone)
 
 
-@pytest.mark.parametrize("cache", ["first_block", "mag_cache"])
+@pytest.mark.parametrize("cache", ["first_block", "mag_cache", "dbcache"])
 @pytest.mark.parametrize("offload", ["none", "model", "group_block"])
 def test_block_caches_work_under_full_graph_blocks_and_offload(cache, offload, tiny):
     """P59, P61, P63: compiled first, hooks outside; the same picture as without compilation, no break."""
@@ -200,6 +200,14 @@ def test_caches_are_refused_where_they_cannot_work(tiny):
     assert "before the first to be skipped" in refusals(tiny["flux"], "cache=taylorseer")
 
 
+def test_a_library_that_patches_classes_is_undone(tiny):
+    from diffusers import FluxPipeline, FluxTransformer2DModel
+
+    methods = FluxPipeline.__call__, FluxTransformer2DModel.forward
+    pictures(tiny["flux"], "cache=dbcache", "run.num_inference_steps=4")
+    assert (FluxPipeline.__call__, FluxTransformer2DModel.forward) == methods
+
+
 def test_every_cache_of_the_installed_diffusers_is_offered():
     import diffusers.hooks as hooks
     import yaml
@@ -209,7 +217,7 @@ def test_every_cache_of_the_installed_diffusers_is_offered():
     configs = {name for name in dir(hooks) if name.endswith("CacheConfig")} | {"PyramidAttentionBroadcastConfig"}
     source = (CONF.parent / "optbuilder" / "transforms" / "cache.py").read_text()
     offered = [yaml.safe_load(p.read_text()) for p in (CONF / "cache").glob("*.yaml")]
-    assert len([node for node in offered if node]) == len(configs)
+    assert len([node for node in offered if node]) == len(configs) + 1  # and cache-dit's own
     assert all(name in source for name in configs)
 
 
@@ -340,6 +348,15 @@ def test_weights_quantized_while_loading_can_be_saved_and_loaded_again(tiny, tmp
     assert torch.equal(before, after)
 
 
+@pytest.mark.parametrize("offload", ["model", "group_block"])
+def test_the_guides_combination(offload, tiny):
+    """Quantized while loading, offloaded, blocks compiled: the picture of the same without offload and compilation."""
+    words = ["quant=int8_weight_only_at_load", "precision=bf16"]
+    together, _, _, _, counted = at_work(tiny["flux"], *words, f"offload={offload}", "compile=regional", EAGER)
+    assert np.array_equal(together.images[0].pixels, pictures(tiny["flux"], *words)[0])
+    assert counted.graphs == 3 and counted.graph_breaks == {}
+
+
 # --- run
 
 
@@ -393,6 +410,17 @@ def test_a_package_is_compiled_once_and_found_again(tiny, tmp_path):
     assert len(package) == 1 and package[0].stat().st_mtime_ns == written
     assert np.array_equal(again.images[0].pixels, result.images[0].pixels)
     assert type(pipe.transformer).__name__ == "FluxTransformer2DModel"
+
+
+@pytest.mark.parametrize("cache", [[], ["cache=first_block", "cache.threshold=1", "run.num_inference_steps=6"]])
+def test_blocks_run_one_package_with_their_own_weights(cache, tiny, tmp_path_factory):
+    folder = tmp_path_factory.getbasetemp() / "packages"
+    words = ["compile=aot", "compile.regional=true", f"compile.package_dir={folder}", *cache]
+    result, _, _, effects, counted = at_work(tiny["flux"], *words)
+    assert "4 blocks run packages" in effects["compile=aot"].notes[0] and counted.calls["aot.called"] > 0
+    assert np.abs(result.images[0].pixels - pictures(tiny["flux"], *cache)[0]).max() < 1e-4
+    assert len(list(folder.rglob("*.pt2"))) in (2, 3)
+    assert "Use compile.regional=false" in refusals(tiny["flux"], *words, "quant=int8_weight_only")
 
 
 def test_a_package_is_of_its_own_weights(tiny):

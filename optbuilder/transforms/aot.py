@@ -15,14 +15,29 @@ from optbuilder.components import modules_named
 from optbuilder.counters import counted
 from optbuilder.snapshot import component_state
 from optbuilder.technique import Context, Need, technique
-from optbuilder.transforms.compile import flags, toolchain
+from optbuilder.transforms.compile import flags, repeated_blocks, toolchain
 
 log = logging.getLogger(__name__)
 
 
 def _no_cache(context: Context) -> str | None:
     if context.stages.get("cache"):
-        return "the whole forward is one package, and a cache decides block by block. Use compile=regional"
+        why = "the whole forward is one package, and a cache decides block by block"
+        return f"{why}. Use compile.regional=true or compile=regional"
+    return None
+
+
+def _cache_over_blocks(context: Context) -> str | None:
+    return None if context.options["regional"] else _no_cache(context)
+
+
+def _blocks(context: Context) -> str | None:
+    return repeated_blocks(context) if context.options["regional"] else None
+
+
+def _plain_weights(context: Context) -> str | None:
+    if context.options["regional"] and context.stages.get("quant"):
+        return "a package for many blocks cannot be handed quantized weights. Use compile.regional=false"
     return None
 
 
@@ -33,17 +48,27 @@ def _called(options: Mapping[str, Any], counters: Mapping[str, Any]) -> str | No
 @technique(
     lossless=True,
     source="https://docs.pytorch.org/docs/stable/torch.compiler_aot_inductor.html",
-    needs=(Need("on the CPU a C++ compiler", toolchain), Need("", flags), Need("cache=none", _no_cache)),
+    needs=(
+        Need("on the CPU a C++ compiler", toolchain),
+        Need("", flags),
+        Need("cache=none", _cache_over_blocks),
+        Need("", _blocks),
+        Need("", _plain_weights),
+    ),
     ran=_called,
 )
 def compile_ahead_of_time(
     pipe: Any,
     *,
     components: tuple[str, ...] = ("denoiser",),
+    regional: bool = False,
     package_dir: str = "~/.cache/optbuilder/aot",
     inductor: dict[str, Any] = {},  # noqa: B006
 ) -> Any:
     """Export the forward of each component at its first call, compile it into a package, and run that.
+
+    With `regional`, each class of repeated block has one package, which every block of the class runs with its own
+    weights: a fraction of the time and the size.
 
     Lossless but for rounding. The weights are part of the package; it is found again by a key of all that it depends
     on, so that a later process starts without compiling. Every shape has a package of its own.
@@ -52,29 +77,53 @@ def compile_ahead_of_time(
     configs = {flag: value for flag, value in inductor.items() if value is not None}
     for name, module in modules_named(pipe, list(components)).items():
         folder = Path(package_dir).expanduser() / name
-        module.forward = counted("aot.called", packaged(module, folder, configs))
+        if not regional:
+            module.forward = counted("aot.called", packaged(module, folder, configs))
+            continue
+        blocks = [m for m in module.modules() if type(m).__name__ in (module._repeated_blocks or ())]
+        for block in blocks:
+            block.forward = counted("aot.called", packaged(block, folder, configs, own_weights=True))
+        log.info("%s: %d blocks run packages of %s", name, len(blocks), ", ".join(module._repeated_blocks))
     return pipe
 
 
-def packaged(module: Any, folder: Path, configs: Mapping[str, Any]) -> Any:
-    """A forward that runs the package for its arguments' shapes, made or found at the first call with them."""
+def packaged(module: Any, folder: Path, configs: Mapping[str, Any], own_weights: bool = False) -> Any:
+    """A forward that runs the package for its arguments' shapes, made or found at the first call with them.
+
+    With `own_weights`, the package holds none: the module's are handed to it when it is loaded.
+    """
     import torch
 
     forward, loaded = module.forward, {}
-    contents = digest(module)
+    flags = {**configs, "aot_inductor.package_constants_in_so": False} if own_weights else dict(configs)
+    contents = str(shape_of(module)) if own_weights else digest(module)
 
     @wraps(forward)
     def aot(*args: Any, **kwargs: Any) -> Any:
         shapes = str(torch.utils._pytree.tree_map(_description, (args, kwargs)))
         if shapes not in loaded:
-            path = folder / f"{package_key(contents, shapes, configs)}.pt2"
-            log.info("%s %s", "found" if path.exists() else "compiling", path.name)
+            path = folder / f"{package_key(contents, shapes, flags)}.pt2"
             if not path.exists():
-                export(module, forward, args, kwargs, path, configs)
+                export(module, forward, args, kwargs, path, flags)
             loaded[shapes] = torch._inductor.aoti_load_package(str(path))
+            if own_weights:
+                give_weights(loaded[shapes], module)
         return loaded[shapes](*args, **kwargs)
 
     return aot
+
+
+def give_weights(package: Any, module: Any) -> None:
+    """Let a package without weights use the module's own, without a copy."""
+    weights = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    wanted = {name: weights[name] for name in package.get_constant_fqns()}
+    package.load_constants(wanted, check_full_update=True, user_managed=True)
+
+
+def shape_of(module: Any) -> Any:
+    """What a package without weights depends on: the module's structure, and the shapes and dtypes of its weights."""
+    weights = {name: _description(tensor) for name, tensor in module.state_dict().items()}
+    return type(module).__name__, str(module), sorted(weights.items())
 
 
 def export(module: Any, forward: Any, args: Any, kwargs: Any, path: Path, configs: Mapping[str, Any]) -> None:

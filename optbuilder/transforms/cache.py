@@ -9,7 +9,8 @@ from optbuilder.components import modules_named
 from optbuilder.counters import counted
 from optbuilder.library import pipeline_source
 from optbuilder.model import expand
-from optbuilder.technique import Context, Need, technique
+from optbuilder.state import at_end
+from optbuilder.technique import Context, Need, needs_package, technique
 
 _SOURCE = "https://huggingface.co/docs/diffusers/optimization/cache"
 
@@ -85,17 +86,22 @@ def _attentions(module: Any) -> list[Any]:
 
 
 def _enable(pipe: Any, config: Any, units: Callable[[Any], list[Any]]) -> Any:
-    """Enable a cache on the denoiser, and count how many of its units are offered and how many computed."""
+    """Enable one of diffusers' caches on the denoiser."""
+    return _counting(pipe, lambda denoiser: denoiser.enable_cache(config), units)
+
+
+def _counting(pipe: Any, enable: Callable[[Any], Any], units: Callable[[Any], list[Any]]) -> Any:
+    """Enable a cache on each denoiser, and count how many of its units are offered and how many computed."""
     for module in modules_named(pipe, ["denoiser"]).values():
         offered = units(module)
         for unit in offered:
             unit.forward = counted("cache.computed", unit.forward)
-        module.enable_cache(config)
+        enable(module)
         module.forward = counted("cache.offered", module.forward, len(offered))
     return pipe
 
 
-@technique(lossless=False, source=_SOURCE, needs=(*_BLOCKS, _CONTEXT), ran=_skipped)
+@technique(lossless=False, source=_SOURCE, adds_hooks=True, needs=(*_BLOCKS, _CONTEXT), ran=_skipped)
 def first_block(pipe: Any, *, threshold: float = 0.05) -> Any:
     """Skip the other blocks of a step where the first block's residual changed by less than `threshold`. Lossy.
 
@@ -130,6 +136,7 @@ def _borrowed_ratios(context: Context) -> str | None:
 @technique(
     lossless=False,
     source=_SOURCE,
+    adds_hooks=True,
     needs=(*_BLOCKS, Need("", _ratios)),
     derive=_steps,
     warns=_borrowed_ratios,
@@ -161,7 +168,7 @@ def mag_cache(
     return _enable(pipe, config, _blocks)
 
 
-@technique(lossless=False, source=_SOURCE, needs=(*_ATTENTION, _TIMESTEP), ran=_skipped)
+@technique(lossless=False, source=_SOURCE, adds_hooks=True, needs=(*_ATTENTION, _TIMESTEP), ran=_skipped)
 def pyramid_attention(pipe: Any, *, skip_range: int = 2, first_timestep: int = 100, last_timestep: int = 800) -> Any:
     """Compute self-attention in one of `skip_range` steps between two timesteps, and reuse it in the others. Lossy.
 
@@ -183,7 +190,9 @@ def _distilled(context: Context) -> dict[str, Any]:
     }
 
 
-@technique(lossless=False, source=_SOURCE, needs=(*_ATTENTION, _TIMESTEP), derive=_distilled, ran=_skipped)
+@technique(
+    lossless=False, source=_SOURCE, adds_hooks=True, needs=(*_ATTENTION, _TIMESTEP), derive=_distilled, ran=_skipped
+)
 def faster_cache(
     pipe: Any,
     *,
@@ -217,7 +226,9 @@ def _late_enough(context: Context) -> str | None:
     return None
 
 
-@technique(lossless=False, source=_SOURCE, needs=(*_ATTENTION, _CONTEXT, Need("", _late_enough)), ran=_skipped)
+@technique(
+    lossless=False, source=_SOURCE, adds_hooks=True, needs=(*_ATTENTION, _CONTEXT, Need("", _late_enough)), ran=_skipped
+)
 def taylorseer(
     pipe: Any,
     *,
@@ -243,7 +254,13 @@ def taylorseer(
     return _enable(pipe, config, _attentions)
 
 
-@technique(lossless=True, source=_SOURCE, needs=(*_BLOCKS, _only("NucleusMoE")), ran=lambda options, counters: None)
+@technique(
+    lossless=True,
+    source=_SOURCE,
+    adds_hooks=True,
+    needs=(*_BLOCKS, _only("NucleusMoE")),
+    ran=lambda options, counters: None,
+)
 def text_kv(pipe: Any) -> Any:
     """Compute the keys and values of the prompt once for all steps. Lossless.
 
@@ -254,7 +271,7 @@ def text_kv(pipe: Any) -> Any:
     return _enable(pipe, TextKVCacheConfig(), _blocks)
 
 
-@technique(lossless=False, source=_SOURCE, needs=(*_BLOCKS, _only("Cosmos3"), _CONTEXT), ran=_skipped)
+@technique(lossless=False, source=_SOURCE, adds_hooks=True, needs=(*_BLOCKS, _only("Cosmos3"), _CONTEXT), ran=_skipped)
 def sea_cache(pipe: Any, *, threshold: float = 0.25, max_consecutive_cached: int = 2) -> Any:
     """Skip steps whose spectrally weighted change is small. Lossy.
 
@@ -263,3 +280,38 @@ def sea_cache(pipe: Any, *, threshold: float = 0.25, max_consecutive_cached: int
     from diffusers import SeaCacheConfig
 
     return _enable(pipe, SeaCacheConfig(threshold=threshold, max_consecutive_cached=max_consecutive_cached), _blocks)
+
+
+@technique(
+    lossless=False,
+    source="https://github.com/vipshop/cache-dit",
+    adds_hooks=True,
+    needs=(needs_package("cache-dit", "1.5"), *_BLOCKS),
+    ran=_skipped,
+)
+def dbcache(
+    pipe: Any,
+    *,
+    first_blocks: int = 1,
+    last_blocks: int = 0,
+    warmup_steps: int = 2,
+    max_cached_steps: int = -1,
+    threshold: float = 0.08,
+) -> Any:
+    """Compute the first and last blocks of every step, and the others where the first ones' residual changed by more
+    than `threshold` (cache-dit's DBCache). Lossy.
+
+    cache-dit patches the pipeline's class, which is undone when the job ends.
+    Source: https://github.com/vipshop/cache-dit
+    """
+    import cache_dit
+
+    config = cache_dit.DBCacheConfig(
+        Fn_compute_blocks=first_blocks,
+        Bn_compute_blocks=last_blocks,
+        max_warmup_steps=warmup_steps,
+        max_cached_steps=max_cached_steps,
+        residual_diff_threshold=threshold,
+    )
+    at_end(lambda: cache_dit.disable_cache(pipe))
+    return _counting(pipe, lambda _: cache_dit.enable_cache(pipe, cache_config=config), _blocks)

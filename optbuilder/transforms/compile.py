@@ -74,7 +74,7 @@ def _alike(flag: str) -> list[str]:
     ]
 
 
-def _repeated_blocks(context: Context) -> str | None:
+def repeated_blocks(context: Context) -> str | None:
     for name in expand(context.options["components"], context.model.components):
         cls = context.model.components[name]
         if context.model.facts(name).known and not context.model.facts(name).repeated_blocks:
@@ -175,7 +175,7 @@ def install_output_hooks(module: Any) -> None:
 @technique(
     lossless=True,
     source="https://huggingface.co/docs/diffusers/optimization/fp16#regional-compilation",
-    needs=(*_NEEDS, Need("", _blocks_overwrite), Need("a model with _repeated_blocks", _repeated_blocks)),
+    needs=(*_NEEDS, Need("", _blocks_overwrite), Need("a model with _repeated_blocks", repeated_blocks)),
     ran=_compiled,
 )
 def compile_repeated_blocks(

@@ -54,7 +54,7 @@ def _supported(context: Context) -> str | None:
     return None
 
 
-@technique(lossless=True, source=_SOURCE, derive=_device, places=True, warns=_dry_run)
+@technique(lossless=True, source=_SOURCE, adds_hooks=True, derive=_device, places=True, warns=_dry_run)
 def offload_components(pipe: Any, *, device: str | None = None) -> Any:
     """Keep whole components in host memory, each on the device only while it computes. Lossless.
 
@@ -65,7 +65,14 @@ def offload_components(pipe: Any, *, device: str | None = None) -> Any:
     return pipe
 
 
-@technique(lossless=True, source=_SOURCE, needs=(Need("an accelerator", _an_accelerator),), derive=_device, places=True)
+@technique(
+    lossless=True,
+    source=_SOURCE,
+    adds_hooks=True,
+    needs=(Need("an accelerator", _an_accelerator),),
+    derive=_device,
+    places=True,
+)
 def offload_layers(pipe: Any, *, device: str | None = None) -> Any:
     """Keep every layer in host memory, on the device only while it computes. Lossless; the least memory, much slower.
 
@@ -78,6 +85,7 @@ def offload_layers(pipe: Any, *, device: str | None = None) -> Any:
 @technique(
     lossless=True,
     source=_SOURCE,
+    adds_hooks=True,
     needs=(
         needs_choice("level", ("block_level", "leaf_level")),
         Need(lambda options: "CUDA for use_stream" if options["use_stream"] else "", _group_options),

@@ -56,6 +56,7 @@ def _goes_with(context: Context) -> str | None:
 @technique(
     lossless=True,
     source=_SOURCE,
+    adds_hooks=True,
     needs=(
         needs_choice("kind", ("ulysses", "ring")),
         Need("torchrun, GPUs", _processes),

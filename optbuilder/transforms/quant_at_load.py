@@ -176,6 +176,7 @@ def _no_adapters(context: Context) -> str | None:
 @technique(
     lossless=False,
     source="https://huggingface.co/docs/diffusers/optimization/memory#layerwise-casting",
+    adds_hooks=True,
     needs=(
         needs_choice("storage_dtype", ("float8_e4m3fn", "float8_e5m2")),
         Need("compile=none", _no_full_graph),
