@@ -92,7 +92,7 @@ def resolve(
     transforms, problems = _transforms(config, choices)
     trusted = tuple(config["trusted_modules"])
     draft = Plan(model, machine, run, transforms, call=settings.call, trusted_modules=trusted).filled()
-    refusals += problems + checks.problems(draft, settings)
+    refusals += problems + checks.problems(draft, settings) + checks.tracker(config.get("track"))
     if refusals:
         return replace(draft, refusals=refusals)
     notes = checks.warnings(draft) + _unused(config, choices)

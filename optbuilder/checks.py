@@ -8,6 +8,8 @@ from optbuilder.errors import nearest
 from optbuilder.library import call_arguments
 from optbuilder.model import Model, expand
 from optbuilder.settings import ModelSettings
+from optbuilder.technique import installed_version
+from optbuilder.track import TRACKERS
 
 if TYPE_CHECKING:
     from optbuilder.builder import Plan, Transform
@@ -21,6 +23,15 @@ def problems(plan: Plan, settings: ModelSettings) -> list[str]:
 def warnings(plan: Plan) -> list[str]:
     """What works, but may surprise."""
     return [f"{t.name}: {warning}." for t in plan.transforms if (warning := t.technique.warns(plan.context(t)))]
+
+
+def tracker(name: str | None) -> list[str]:
+    """Why figures cannot be sent to a tracker."""
+    if name is None or (name in TRACKERS and installed_version(TRACKERS[name])):
+        return []
+    if name not in TRACKERS:
+        return [f"track={name!r}: there is no such tracker. {nearest(name, TRACKERS)}"]
+    return [f"track={name!r}: the package {TRACKERS[name]} is not installed. Write pip install {TRACKERS[name]}."]
 
 
 def _unsafe(settings: ModelSettings, model: Model) -> list[str]:

@@ -13,11 +13,13 @@ from typing import Any
 
 from optbuilder.apply import Effect, apply
 from optbuilder.builder import Plan, resolve
+from optbuilder.environment import environment
 from optbuilder.errors import NoEffect, Refused, UnexpectedHooks
 from optbuilder.measure import Memory
 from optbuilder.noise import hush, to_run_log
-from optbuilder.record import SCHEMA_VERSION, environment, job_key, plan_json, write_images, write_json
-from optbuilder.runner import Image
+from optbuilder.record import SCHEMA_VERSION, job_key, plan_json, write_images, write_json
+from optbuilder.runner import Image, Result
+from optbuilder.track import send
 
 log = logging.getLogger(__name__)
 
@@ -32,6 +34,7 @@ class Outcome:
     metrics: dict[str, Any] = field(default_factory=dict)
     plan: dict[str, Any] = field(default_factory=dict)
     pictures: list[Image] = field(default_factory=list)
+    profile: str = ""
 
 
 def generate(config: Mapping[str, Any], choices: Mapping[str, str], directory: Path, *, record: bool = True) -> Outcome:
@@ -58,6 +61,8 @@ def generate(config: Mapping[str, Any], choices: Mapping[str, str], directory: P
         outcome.metrics = {**_head(config, outcome), **outcome.metrics}
         if record:
             record_job(outcome)
+    if record and config.get("track") and "latency" in outcome.metrics:
+        send(config["track"], directory, outcome.plan, outcome.metrics)
     return outcome
 
 
@@ -106,22 +111,39 @@ def _run(plan: Plan, outcome: Outcome) -> None:
 def _measured(plan: Plan, outcome: Outcome, phases: dict[str, Any], show: Any) -> None:
     from optbuilder.counters import counts
     from optbuilder.metrics import degraded, metrics
-    from optbuilder.runner import kernels_called, run
+    from optbuilder.runner import kernels_called, profiled, run
 
     with counts() as graphs:
         pipe, effects, load_memory = _built(plan, phases, show)
         outcome.plan = plan_json(plan, outcome.plan["job_key"], effects)
         compiles = any(t.stage == "compile" for t in plan.transforms)
         show("first call: compiling, which can take minutes" if compiles else "first call", 0, 0)
-        result = run(pipe, plan.run, call=plan.call, device=plan.machine.device, graphs=graphs, show=show)
+        result = run(pipe, plan.run, call=plan.call, machine=plan.machine, graphs=graphs, show=show)
         counted = asdict(graphs())
     result.memory["load"] = load_memory
+    if plan.run.profile:
+        outcome.profile = profiled(pipe, plan.run, plan.call, outcome.directory)
     kernels = kernels_called(pipe, plan.run, plan.call)
     outcome.metrics = metrics(plan, pipe, result, phases, counted, kernels, effects)
-    outcome.metrics["environment"] = environment(plan)
+    outcome.metrics["environment"] = environment(plan.machine)
     outcome.pictures = result.images
+    del pipe  # one copy of the weights at a time
+    gc.collect()
+    outcome.metrics["quality"] = _quality(plan, result, outcome.metrics, show)
     outcome.reasons = result.problems or degraded(plan, outcome.metrics["counters"])
     outcome.status = "invalid_output" if result.problems else "degraded" if outcome.reasons else "ok"
+
+
+def _quality(plan: Plan, result: Result, measured: Mapping[str, Any], show: Any) -> dict[str, Any] | None:
+    """What `run.compare` asks for."""
+    from optbuilder.baseline import against_baseline, against_run, setup_seconds
+
+    if plan.run.compare is None:
+        return None
+    if plan.run.compare != "baseline":
+        return against_run(Path(plan.run.compare), result.images)
+    phases, call_s = measured["phases"], measured["latency"]["call_s"]["median"]
+    return against_baseline(plan, result, setup_seconds(phases, phases["first_call_s"], call_s), show)
 
 
 def _built(plan: Plan, phases: dict[str, Any], show: Any) -> tuple[Any, list[Effect], Memory]:

@@ -22,19 +22,21 @@ def metrics(
     effects: Sequence[Effect],
 ) -> dict[str, Any]:
     """Phases, latency, memory and counters of a finished run."""
-    times = latency(result, len(result.images) * plan.run.repeats)
+    times = latency(result)
     return {
         "phases": {
             **phases,
             "first_call_s": result.first.seconds,
             "compile_s": max(0.0, result.first.seconds - times["call_s"]["median"]) if counted["graphs"] else None,
             "warmup_s": [call.seconds for call in result.warmup],
+            "first_image_s": phases["load_s"] + sum(phases["transforms_s"].values()) + result.first.seconds,
         },
         "latency": times,
         "memory": {
             "phases": {phase: asdict(memory) for phase, memory in result.memory.items()},
             "weights_bytes": {n: s["bytes"] for n, s in snapshot(pipe).items() if "bytes" in s},
         },
+        "energy": {"joules_per_image": result.joules_per_image} if result.joules_per_image else None,
         "quality": None,
         "counters": {
             **counted,

@@ -5,31 +5,18 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from optbuilder import __version__
 from optbuilder.apply import Effect
 from optbuilder.builder import Plan
+from optbuilder.environment import versions
 from optbuilder.runner import Image
-from optbuilder.technique import installed_version
 
 SCHEMA_VERSION = 1
-PACKAGES = (
-    "torch",
-    "diffusers",
-    "accelerate",
-    "torchao",
-    "transformers",
-    "hydra-core",
-    "omegaconf",
-    "numpy",
-    "safetensors",
-)
-_VOLATILE = ("hydra", "action")
+_VOLATILE = ("hydra", "action", "track")
 
 
 def write_json(path: Path, content: Any) -> None:
@@ -43,10 +30,6 @@ def job_key(config: Mapping[str, Any]) -> str:
     """Twelve hex digits that name a job: its resolved config without what cannot change the result, and versions."""
     content = {"config": {k: v for k, v in config.items() if k not in _VOLATILE}, "versions": versions()}
     return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()[:12]
-
-
-def versions() -> dict[str, str | None]:
-    return {"optbuilder": __version__, **{name: installed_version(name) for name in PACKAGES}}
 
 
 def plan_json(plan: Plan, key: str, effects: Sequence[Effect] = ()) -> dict[str, Any]:
@@ -100,32 +83,3 @@ def write_images(directory: Path, images: Sequence[Image], key: str) -> list[str
         temporary.replace(target)
         names.append(f"images/{target.name}")
     return names
-
-
-def environment(plan: Plan) -> dict[str, Any]:
-    """Versions, processor and device: what a figure depends on beside the config."""
-    import torch
-
-    machine = plan.machine
-    return {
-        "versions": versions(),
-        "python": platform.python_version(),
-        "platform": platform.platform(),
-        "cpu": _cpu_name(),
-        "cores": os.cpu_count(),
-        "threads": torch.get_num_threads(),
-        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
-        "device": machine.device,
-        "device_name": machine.name,
-        "compute_capability": machine.capability,
-        "device_memory_bytes": machine.memory_bytes,
-        "cuda": torch.version.cuda,
-    }
-
-
-def _cpu_name() -> str:
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
-    return next(
-        (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.processor()
-    )

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import inspect
-import statistics
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import wraps
+from pathlib import Path
 from typing import Any
 
 from optbuilder.counters import Counts, attention_kernels
+from optbuilder.energy import joules, used
+from optbuilder.machine import Machine
 from optbuilder.measure import Call, Memory, peak_memory, timed_call
+from optbuilder.samples import spread, width
 from optbuilder.settings import Run
 
 MAX_WARMUP = 5  # calls beyond run.warmup while new graphs still appear
@@ -35,6 +39,7 @@ class Result:
     timed: list[tuple[int, Call]]
     memory: dict[str, Memory] = field(default_factory=dict)
     graphs_before_timing: int = 0
+    joules_per_image: dict[str, float] | None = None
     problems: list[str] = field(default_factory=list)
 
 
@@ -43,7 +48,7 @@ def run(
     settings: Run,
     *,
     call: Mapping[str, Any] | None = None,
-    device: str = "cpu",
+    machine: Machine = Machine(),  # noqa: B008 - frozen: a CPU
     graphs: Callable[[], Counts] = Counts,
     show: Callable[[str, int, int], None] = lambda text, done, total: None,
 ) -> Result:
@@ -52,6 +57,8 @@ def run(
     Warm-up goes on while new graphs appear, so that no compilation falls into a timed call. `call` are further
     arguments of the pipeline's call, `graphs` counts compiled graphs, `show(text, done, total)` reports progress.
     """
+
+    device = machine.device
 
     def generate(text: str, number: int) -> tuple[Call, Any]:
         reset_caches(pipe)
@@ -64,11 +71,13 @@ def run(
     with peak_memory(device) as warmup_memory:
         first, _ = generate("first call", 0)
         warmup = _warm_up(generate, settings.warmup, graphs)
-    before = graphs().graphs
+    before, energy = graphs().graphs, joules(machine)
     with peak_memory(device) as memory:
         outputs, timed = _timed(generate, settings)
+    made = len(timed) * settings.images_per_prompt * settings.batch_size
+    energy_j = used(energy, joules(machine), made)
     images = [image for number, pixels in enumerate(outputs) for image in _images(pixels, settings, number)]
-    result = Result(images, first, warmup, timed, {"warmup": warmup_memory, "run": memory}, before)
+    result = Result(images, first, warmup, timed, {"warmup": warmup_memory, "run": memory}, before, energy_j)
     result.problems = [problem for image in images if (problem := invalid(image))]
     return result
 
@@ -81,6 +90,21 @@ def kernels_called(pipe: Any, settings: Run, call: Mapping[str, Any]) -> dict[st
     reset_caches(pipe)
     pipe.set_progress_bar_config(disable=True)
     return attention_kernels(lambda: pipe(**once))
+
+
+def profiled(pipe: Any, settings: Run, call: Mapping[str, Any], directory: Path) -> str:
+    """Write the trace of one call (trace.json.gz, for chrome://tracing or Perfetto); gives the top operators by their
+    own time as a table."""
+    from torch.profiler import ProfilerActivity, profile
+
+    kinds = [ProfilerActivity.CPU]
+    kinds += [ProfilerActivity.CUDA] if pipe.device.type == "cuda" else []
+    reset_caches(pipe)
+    with profile(activities=kinds, record_shapes=True) as profiler:
+        pipe(**arguments(settings, 0, call))
+    profiler.export_chrome_trace(str(directory / "trace.json.gz"))
+    own = "self_cuda_time_total" if len(kinds) > 1 else "self_cpu_time_total"
+    return profiler.key_averages().table(sort_by=own, row_limit=15, max_name_column_width=60)
 
 
 def _stop(pipe: Any, step: int, timestep: Any, tensors: dict[str, Any]) -> dict[str, Any]:
@@ -107,14 +131,27 @@ def _warm_up(generate: Callable[[str, int], Any], calls: int, graphs: Callable[[
 
 def _timed(generate: Callable[[str, int], Any], settings: Run) -> tuple[list[Any], list[tuple[int, Call]]]:
     outputs, timed = [], []
-    for repeat in range(settings.repeats):
+    for repeat in repeats(settings, timed):
         for number in range(batches(settings)):
-            text = f"repeat {repeat + 1}/{settings.repeats}, call {number + 1}/{batches(settings)}"
+            text = f"repeat {repeat + 1} of {settings.repeats}, call {number + 1} of {batches(settings)}"
             times, pixels = generate(text, number)
             timed.append((number, times))
             if repeat == 0:
                 outputs.append(pixels)
     return outputs, timed
+
+
+def repeats(settings: Run, timed: list[tuple[int, Call]]) -> Iterator[int]:
+    """As many repeats as asked; with `auto`, until the median's interval is narrow enough or the budget is spent."""
+    if settings.repeats != "auto":
+        yield from range(int(settings.repeats))
+        return
+    start, repeat = time.perf_counter(), 0
+    while repeat < 3 or time.perf_counter() - start < settings.repeats_budget_s:
+        yield repeat
+        repeat += 1
+        if repeat >= 3 and width([call.seconds for _, call in timed]) <= settings.repeats_width:
+            return
 
 
 def batches(settings: Run) -> int:
@@ -187,16 +224,10 @@ def invalid(image: Image) -> str | None:
     return None
 
 
-def spread(samples: list[float]) -> dict[str, Any]:
-    """n, median, 90th percentile, minimum and every sample."""
-    ordered = sorted(samples)
-    p90 = statistics.quantiles(ordered, n=10, method="inclusive")[-1] if len(ordered) > 1 else ordered[0]
-    return {"n": len(samples), "median": statistics.median(samples), "p90": p90, "min": ordered[0], "samples": samples}
-
-
-def latency(result: Result, images: int) -> dict[str, Any]:
+def latency(result: Result) -> dict[str, Any]:
     """The timed calls in seconds, whole and by part, and pictures per second over all of them."""
     calls = [call for _, call in result.timed]
+    once = len({number for number, _ in result.timed})
     whole = spread([c.seconds for c in calls])
     parts = {part: spread([getattr(c, part) for c in calls]) for part in ("text_encode", "denoise", "decode")}
     steps = [step for c in calls for step in c.steps]
@@ -204,6 +235,6 @@ def latency(result: Result, images: int) -> dict[str, Any]:
         "call_s": whole,
         **{f"{part}_s": values for part, values in parts.items()},
         "step_s": spread(steps) if steps else None,
-        "images_per_s": images / sum(whole["samples"]),
+        "images_per_s": len(result.images) * len(calls) / once / sum(whole["samples"]),
         "calls": [{"call": number, **asdict(call)} for number, call in result.timed],
     }

@@ -42,7 +42,12 @@ class Run:
     batch_size: int = 1
     reuse_prompt_embeds: bool = False
     warmup: int = 1
-    repeats: int = 3
+    repeats: int | str = 3
+    repeats_width: float = 0.02
+    repeats_budget_s: float = 60.0
+    compare: str | None = None
+    compile_floor: bool = False
+    profile: bool = False
 
 
 def run_settings(values: Mapping[str, Any], defaults: Mapping[str, Any]) -> tuple[Run, list[str]]:
@@ -68,11 +73,16 @@ def _out_of_range(run: Run) -> list[str]:
         "seed": 0,
     }
     values = {key: getattr(run, key) for key in least}
-    return [
+    wrong = [
         f"run.{k}={v!r}: it is too small. Use {least[k]} or more."
         for k, v in values.items()
-        if v is not None and v < least[k]
+        if v is not None and not isinstance(v, str) and v < least[k]
     ]
+    if isinstance(run.repeats, str) and run.repeats != "auto":
+        wrong.append(f"run.repeats={run.repeats!r}: it is no number. Use a number, or auto.")
+    if run.compare not in (None, "baseline") and not Path(run.compare, "metrics.json").is_file():
+        wrong.append(f"run.compare={run.compare!r}: it is no run directory. Use baseline, or the folder of a run.")
+    return wrong
 
 
 def _prompts(prompts: Any, file: str | None, defaults: Any) -> list[str]:

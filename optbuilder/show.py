@@ -49,7 +49,7 @@ def bytes_text(n: float) -> str:
 
 def print_plan(plan: Mapping[str, Any]) -> None:
     """The transforms in order with their options and reasons, then notes and refusals."""
-    console = _console()
+    console = wide_console()
     console.print(f"{plan['model']['repo_id']} ({plan['model']['pipeline']}) on {plan['device']}", markup=False)
     for number, transform in enumerate(plan["transforms"], 1):
         kind = "lossless" if transform["lossless"] else "lossy"
@@ -74,7 +74,7 @@ def _short(value: Any) -> str:
 
 def print_summary(outcome: Any) -> None:
     """What was applied, the latency, the peak memory, and where the files are."""
-    console = _console()
+    console = wide_console()
     names = ", ".join(f"{t['stage']}={t['option']}" for t in outcome.plan.get("transforms", []))
     style = _STYLES.get(outcome.status, "bold red")
     console.print(
@@ -87,6 +87,8 @@ def print_summary(outcome: Any) -> None:
         for name, text in _figures(outcome):
             console.print(f"  {name:<12}{text}", markup=False)
     console.print(f"  {'files':<12}{outcome.directory}", markup=False)
+    if outcome.profile:
+        console.print(outcome.profile, markup=False)
 
 
 def _figures(outcome: Any) -> list[tuple[str, str]]:
@@ -106,7 +108,26 @@ def _figures(outcome: Any) -> list[tuple[str, str]]:
         ),
         ("weights", bytes_text(weights)),
         ("images", str(len(metrics["images"]))),
+        *_quality(metrics["quality"]),
     ]
+
+
+def _quality(quality: Mapping[str, Any] | None) -> list[tuple[str, str]]:
+    if quality is None:
+        return []
+    psnr = "the same pictures" if quality["psnr_min"] == "inf" else f"PSNR {float(quality['psnr_min']):.1f} dB"
+    found = [("quality", f"{psnr}, SSIM {quality['ssim_min']:.4f} at worst, against {quality['against']}")]
+    if quality.get("below_floor") and quality["lossless_declared"]:
+        found.append(("WARNING", "declared lossless, but below the noise floor"))
+    if quality.get("shapes"):
+        kept = quality["shapes"]
+        found.append(("shapes", f"{kept['here']} of {kept['of']} as asked; {kept['baseline']} in the baseline"))
+    if speed := quality.get("speed"):
+        low, high = speed["interval"] or (speed["speedup"],) * 2
+        pays = speed["break_even_images"]
+        after = "never pays back" if pays is None else f"pays back after {pays:.0f} images"
+        found.append(("speed-up", f"{speed['speedup']:.2f}x ({low:.2f} to {high:.2f}), {after}"))
+    return found
 
 
 def print_options(found: Sequence[Any], model: str) -> None:
@@ -116,7 +137,7 @@ def print_options(found: Sequence[Any], model: str) -> None:
         usable = Text("no", style="yellow") if option.reasons else Text("yes", style="green")
         kind = "" if option.lossless is None else "lossless" if option.lossless else "lossy"
         table.add_row(f"{option.stage}={option.name}", usable, kind, option.needs, Text(" ".join(option.reasons)))
-    _console().print(table)
+    wide_console().print(table)
 
 
 def print_sweep(outcomes: Sequence[Any]) -> None:
@@ -129,7 +150,7 @@ def print_sweep(outcomes: Sequence[Any]) -> None:
         table.add_row(str(number), status, names, *_row(outcome.metrics))
         for reason in outcome.reasons:
             reasons.setdefault(reason, []).append(str(number))
-    console = _console()
+    console = wide_console()
     console.print(table)
     for reason, jobs in reasons.items():
         console.print(f"job {', '.join(jobs)}: {reason}", markup=False)
@@ -143,6 +164,6 @@ def _row(metrics: Mapping[str, Any]) -> list[str]:
     return [f"{times['call_s']['median']:.3f}", f"{times['images_per_s']:.2f}", bytes_text(memory)]
 
 
-def _console() -> Console:
+def wide_console() -> Console:
     """Standard output; wide enough for a table where it is no terminal."""
     return Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else 160)

@@ -202,3 +202,79 @@ def test_a_true_inductor_run(ob, tiny, tmp_path):
     assert np.abs(plain - compiled).max() <= 2
     assert metrics["counters"]["graphs"] == 3 and metrics["phases"]["compile_s"] > 1
     assert metrics["environment"]["versions"] == read(tmp_path / "plain" / "metrics.json")["environment"]["versions"]
+
+
+def test_a_run_beside_its_baseline(main, tiny, tmp_path):
+    code, out, _ = main(*of(tiny["sdxl"]), "layout=channels_last", "run.compare=baseline", "run.repeats=3")
+    quality = read(only_run(tmp_path) / "metrics.json")["quality"]
+    assert code == 0 and quality["against"] == "baseline" and float(quality["psnr_min"]) > 60
+    assert quality["noise_floor"]["second_run"]["psnr_min"] == "inf" and quality["below_floor"] is False
+    assert 60 < float(quality["noise_floor"]["other_rounding"]["psnr_min"]) < 200 and quality["lossless_declared"]
+    assert quality["speed"]["interval"][0] <= quality["speed"]["speedup"] <= quality["speed"]["interval"][1]
+    assert len(quality["images"]) == 1 and quality["images"][0]["seed"] == 0
+    assert "quality" in out and "speed-up" in out
+
+
+def test_a_lossless_technique_that_is_not_is_said_to(main, tiny, tmp_path, monkeypatch):
+    import optbuilder.transforms.layout as layout
+
+    real = layout.modules_named
+
+    def and_more(pipe, names):
+        next(pipe.unet.parameters()).data.mul_(1.5)
+        return real(pipe, names)
+
+    monkeypatch.setattr(layout, "modules_named", and_more)
+    _, out, _ = main(*of(tiny["sdxl"]), "layout=channels_last", "run.compare=baseline")
+    quality = read(only_run(tmp_path) / "metrics.json")["quality"]
+    assert quality["below_floor"] and quality["lossless_declared"]
+    assert "declared lossless, but below the noise floor" in out
+
+
+def test_equal_runs_have_equal_pictures(main, tiny, tmp_path):
+    """The baseline beside itself, and a run beside the directory of the same run."""
+    main(*of(tiny["flux"]), "run.compare=baseline", "hydra.run.dir=one")
+    assert read(tmp_path / "one" / "metrics.json")["quality"]["psnr_min"] == "inf"
+    main(*of(tiny["flux"]), f"run.compare={tmp_path}/one", "hydra.run.dir=two")
+    quality = read(tmp_path / "two" / "metrics.json")["quality"]
+    assert float(quality["psnr_min"]) > 50 and quality["against"] == str(tmp_path / "one")  # PNGs round to 8 bits
+    code, _, err = main(*of(tiny["flux"]), "run.compare=nowhere")
+    assert code == 2 and "it is no run directory. Use baseline" in err
+
+
+def test_a_profile_is_a_trace_and_a_table(main, tiny, tmp_path):
+    import gzip
+    import json
+
+    _, out, _ = main(*of(tiny["sdxl"]), "run.profile=true")
+    trace = json.loads(gzip.decompress((only_run(tmp_path) / "trace.json.gz").read_bytes()))
+    assert any("conv" in str(event.get("name")) for event in trace["traceEvents"])
+    assert "aten::" in out and "Self CPU" in out
+
+
+def test_the_environment_is_recorded_without_secrets(main, tiny, tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    monkeypatch.setenv("TORCH_SHOW_CPP_STACKTRACES", "0")
+    main(*of(tiny["sdxl"]))
+    found = read(only_run(tmp_path) / "metrics.json")["environment"]
+    assert found["variables"]["TORCH_SHOW_CPP_STACKTRACES"] == "0" and "HF_TOKEN" not in found["variables"]
+    assert re.fullmatch("[0-9a-f]{40}", found["git"]["commit"]) and isinstance(found["git"]["dirty"], bool)
+    assert found["gpu"] is None and found["cpu"] and found["cores"] >= 1
+    assert "hf_secret" not in "".join(
+        p.read_text() for p in only_run(tmp_path).rglob("*") if p.suffix in (".json", ".log", ".yaml")
+    )
+
+
+def test_energy_is_measured_where_the_machine_tells_and_absent_elsewhere(tmp_path, monkeypatch):
+    import optbuilder.energy as energy
+    from optbuilder.machine import Machine
+
+    monkeypatch.setattr(energy, "RAPL", tmp_path)
+    assert energy.joules(Machine()) == {} and energy.used({}, {}, 3) is None
+    for package, value in {"intel-rapl:0": 5_000_000, "intel-rapl:1": 7_000_000}.items():
+        (tmp_path / package).mkdir()
+        (tmp_path / package / "energy_uj").write_text(str(value))
+    before = energy.joules(Machine())
+    (tmp_path / "intel-rapl:0" / "energy_uj").write_text("11000000")
+    assert before == {"cpu": 12.0} and energy.used(before, energy.joules(Machine()), 3) == {"cpu": 2.0}
+    assert energy.used({"cpu": 9.0}, {"cpu": 1.0}, 1) is None

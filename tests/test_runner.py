@@ -10,7 +10,7 @@ import pytest
 
 from optbuilder.counters import Counts, counts
 from optbuilder.measure import peak_memory, stamp, synchronize, timed_call
-from optbuilder.runner import Image, arguments, invalid, run, spread
+from optbuilder.runner import Image, arguments, invalid, run
 from optbuilder.settings import Run
 from optbuilder.state import preserved
 from tests.test_effects import built
@@ -209,17 +209,6 @@ def test_an_accelerator_is_waited_for_around_the_timed_region(monkeypatch):
     assert len(waited) == 2 and isinstance(stamp("cpu"), float)
 
 
-def test_spread_is_of_all_samples():
-    assert spread([3.0, 1.0, 2.0]) == {
-        "n": 3,
-        "median": 2.0,
-        "p90": pytest.approx(2.8),
-        "min": 1.0,
-        "samples": [3.0, 1.0, 2.0],
-    }
-    assert spread([1.0])["p90"] == 1.0
-
-
 def test_a_pipeline_is_freed_when_its_job_is_done(tiny):
     """P83"""
     import gc
@@ -232,3 +221,10 @@ def test_a_pipeline_is_freed_when_its_job_is_done(tiny):
     del pipe
     gc.collect()
     assert unet() is None
+
+
+def test_repeats_go_on_until_the_interval_is_narrow_or_the_budget_is_spent():
+    steady = run(Sleeper(), settings(repeats="auto", repeats_width=0.2, repeats_budget_s=20.0))
+    assert 3 <= len(steady.timed) <= 5
+    spent = run(Sleeper(), settings(repeats="auto", repeats_width=0.0, repeats_budget_s=1.0))
+    assert 4 <= len(spent.timed) <= 7

@@ -1,0 +1,137 @@
+"""Two run directories side by side: `python -m optbuilder.compare RUN_A RUN_B`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+from optbuilder.errors import Refused
+from optbuilder.show import bytes_text, wide_console
+
+UNFAIR = ("cpu", "cores", "threads", "cpu_capability", "device", "device_name", "compute_capability", "cuda")
+
+
+def main() -> None:
+    """Print the comparison and write the pictures beside each other. Exits with 2 for what is no run directory."""
+    try:
+        if len(sys.argv) != 3:
+            raise Refused(
+                f"{len(sys.argv) - 1} folders: two are compared. Write python -m optbuilder.compare RUN_A RUN_B."
+            )
+        one, other = (Path(word) for word in sys.argv[1:])
+        show(one, read(one), other, read(other))
+    except Refused as refused:
+        print(refused, file=sys.stderr)
+        sys.exit(2)
+
+
+def read(directory: Path) -> dict[str, Any]:
+    """The plan and metrics of a run directory. Raises `Refused` where there are none."""
+    try:
+        return {name: json.loads((directory / f"{name}.json").read_text()) for name in ("plan", "metrics")}
+    except (OSError, ValueError) as error:
+        raise Refused(f"{str(directory)!r}: it is no run directory ({error}).") from None
+
+
+def show(one: Path, a: Mapping[str, Any], other: Path, b: Mapping[str, Any]) -> None:
+    """The comparison on the terminal, and a contact sheet where both have pictures of the same prompts and seeds."""
+    console = wide_console()
+    table = Table("", str(one), str(other), "")
+    for row in rows(a, b):
+        table.add_row(*row)
+    console.print(table)
+    for line in unfair(a["metrics"].get("environment", {}), b["metrics"].get("environment", {})):
+        console.print(f"not a fair comparison: {line}", style="yellow", markup=False)
+    if sheet := contact_sheet(one, other):
+        console.print(f"pictures (first, second, difference): {sheet}", markup=False)
+
+
+def rows(a: Mapping[str, Any], b: Mapping[str, Any]) -> Iterator[tuple[str, str, str, str]]:
+    """Status, config differences, effects, speed with its interval, memory, and quality."""
+    yield "status", a["metrics"]["status"], b["metrics"]["status"], ""
+    left, right = dict(_flat(_asked(a["plan"]))), dict(_flat(_asked(b["plan"])))
+    for key in sorted(left.keys() | right.keys()):
+        if left.get(key) != right.get(key):
+            yield key, str(left.get(key, "")), str(right.get(key, "")), "differs"
+    if "latency" in a["metrics"] and "latency" in b["metrics"]:
+        yield from _figures(a["metrics"], b["metrics"])
+
+
+def _figures(a: Mapping[str, Any], b: Mapping[str, Any]) -> Iterator[tuple[str, str, str, str]]:
+    from optbuilder.samples import ratio
+
+    for name in ("call_s", "text_encode_s", "denoise_s", "decode_s", "step_s"):
+        left, right = a["latency"][name], b["latency"][name]
+        found = ratio(left["samples"], right["samples"]) if left and right and right["median"] else None
+        interval = f" ({found['interval'][0]:.2f} to {found['interval'][1]:.2f})" if found and found["interval"] else ""
+        faster = f"{found['ratio']:.2f}x{interval}" if found else ""
+        yield f"latency {name}", *(f"{x['median']:.4f} (n={x['n']})" if x else "" for x in (left, right)), faster
+    for phase in ("load", "warmup", "run"):
+        pair = [m["memory"]["phases"][phase]["rss_peak_bytes"] for m in (a, b)]
+        yield f"memory {phase}", *map(bytes_text, pair), f"{pair[1] / pair[0]:.2f}x"
+    sizes = [sum(sum(s.values()) for s in m["memory"]["weights_bytes"].values()) for m in (a, b)]
+    yield "weights", *map(bytes_text, sizes), f"{sizes[1] / sizes[0]:.2f}x"
+    for name in ("load_s", "first_call_s", "first_image_s"):
+        yield f"phase {name}", *(f"{m['phases'][name]:.2f}" for m in (a, b)), ""
+
+
+def _asked(plan: Mapping[str, Any]) -> dict[str, Any]:
+    stages = {t["stage"]: {"option": t["option"], **t["options"]} for t in plan.get("transforms", [])}
+    return {
+        "model": plan.get("model", {}).get("repo_id"),
+        "device": plan.get("device"),
+        "run": plan.get("run", {}),
+        **stages,
+    }
+
+
+def _flat(node: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in node.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def unfair(a: Mapping[str, Any], b: Mapping[str, Any]) -> Iterator[str]:
+    """Differences of the environments that speak against comparing times: another machine, other versions or clocks."""
+    for key in UNFAIR:
+        if a.get(key) != b.get(key):
+            yield f"{key} is {a.get(key)!r} and {b.get(key)!r}"
+    left, right = a.get("versions", {}), b.get("versions", {})
+    for name in sorted(left.keys() | right.keys()):
+        if left.get(name) != right.get(name):
+            yield f"{name} is {left.get(name)} and {right.get(name)}"
+    clocks = [(e.get("gpu") or {}).get("sm_clock_mhz") for e in (a, b)]
+    if None not in clocks and abs(clocks[0] - clocks[1]) > 0.05 * max(clocks):
+        yield f"the GPU's clock was {clocks[0]} and {clocks[1]} MHz"
+
+
+def contact_sheet(one: Path, other: Path) -> Path | None:
+    """Each picture of both runs with the same prompt and seed in a row: first, second, and four times their difference.
+
+    Written beside the second run's plan as compared.png; None where they have no picture in common.
+    """
+    import numpy as np
+    from PIL import Image
+
+    from optbuilder.baseline import recorded
+
+    seen = {(image.prompt, image.seed): image.pixels for image in recorded(one)}
+    pairs = [(seen[key], i.pixels) for i in recorded(other) if (key := (i.prompt, i.seed)) in seen]
+    same_size = [(a, b) for a, b in pairs if a.shape == b.shape]
+    if not same_size:
+        return None
+    lines = [np.concatenate([a, b, np.clip(np.abs(a - b) * 4, 0, 1)], axis=1) for a, b in same_size]
+    target = other / "compared.png"
+    Image.fromarray((np.concatenate(lines) * 255).round().astype("uint8")).save(target)
+    return target
+
+
+if __name__ == "__main__":
+    main()
