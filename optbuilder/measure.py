@@ -40,10 +40,14 @@ def seconds_between(start: Any, end: Any) -> float:
 
 @dataclass
 class Memory:
-    """Peak bytes of a phase: the process's resident memory, and what the device's allocator gave out and holds."""
+    """Bytes at the end of a phase and at its peak: the process's resident memory, and what the device's allocator gave
+    out and holds (None where there is no such allocator)."""
 
+    rss_bytes: int = 0
     rss_peak_bytes: int = 0
+    device_allocated_bytes: int | None = None
     device_allocated_peak_bytes: int | None = None
+    device_reserved_bytes: int | None = None
     device_reserved_peak_bytes: int | None = None
 
 
@@ -54,7 +58,8 @@ def peak_memory(device: str, period: float = 0.01) -> Iterator[Memory]:
     memory, process, done = Memory(), psutil.Process(), threading.Event()
 
     def sample() -> None:
-        memory.rss_peak_bytes = max(memory.rss_peak_bytes, process.memory_info().rss)
+        memory.rss_bytes = process.memory_info().rss
+        memory.rss_peak_bytes = max(memory.rss_peak_bytes, memory.rss_bytes)
 
     def sampler() -> None:
         while not done.wait(period):
@@ -71,7 +76,9 @@ def peak_memory(device: str, period: float = 0.01) -> Iterator[Memory]:
         thread.join()
         sample()
         if accelerator:
+            memory.device_allocated_bytes = accelerator.memory_allocated(device)
             memory.device_allocated_peak_bytes = accelerator.max_memory_allocated(device)
+            memory.device_reserved_bytes = accelerator.memory_reserved(device)
             memory.device_reserved_peak_bytes = accelerator.max_memory_reserved(device)
 
 

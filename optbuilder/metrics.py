@@ -7,6 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from optbuilder.apply import Effect
+from optbuilder.baseline import setup_seconds
 from optbuilder.builder import Plan
 from optbuilder.runner import Result, latency
 from optbuilder.snapshot import snapshot
@@ -29,7 +30,7 @@ def metrics(
             "first_call_s": result.first.seconds,
             "compile_s": max(0.0, result.first.seconds - times["call_s"]["median"]) if counted["graphs"] else None,
             "warmup_s": [call.seconds for call in result.warmup],
-            "first_image_s": phases["load_s"] + sum(phases["transforms_s"].values()) + result.first.seconds,
+            "first_image_s": phases["import_s"] + setup_seconds(phases, result.first.seconds, 0.0),
         },
         "latency": times,
         "memory": {

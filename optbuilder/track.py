@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -56,7 +57,8 @@ def parameters(plan: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 def scalars(metrics: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:
     """Every number in a tree of figures, by its path; lists of samples are left to metrics.json."""
-    for key, value in metrics.items():
+    for name, value in metrics.items():
+        key = re.sub(r"[^\w.: /-]", "_", name)  # what mlflow takes in a name
         if isinstance(value, Mapping):
             yield from scalars(value, f"{prefix}{key}/")
         elif isinstance(value, (int, float)) and not isinstance(value, bool):

@@ -67,7 +67,8 @@ def test_a_run_is_sent_to_tensorboard(main, tiny, tmp_path):
 
 
 def test_a_run_is_sent_to_mlflow(main, tiny, tmp_path, monkeypatch):
-    mlflow = pytest.importorskip("mlflow", reason="an optional extra that is large")
+    import mlflow
+
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
     mlflow.set_tracking_uri(f"sqlite:///{tmp_path}/mlflow.db")
     assert main(*of(tiny["sdxl"]), "track=mlflow", "hydra.run.dir=tracked")[0] == 0
