@@ -14,12 +14,14 @@ import hydra
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.experimental.callback import Callback
+from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from optbuilder.builder import resolve
 from optbuilder.errors import Refused, nearest
 from optbuilder.folders import CONF
+from optbuilder.isolation import earlier, isolated
 from optbuilder.job import Outcome, generate, refused
 from optbuilder.options import options
 from optbuilder.overrides import explained, prepared, translated
@@ -57,13 +59,27 @@ def act(cfg: DictConfig, hydra_config: DictConfig) -> Any:
         if cfg.action == "generate" and config["machine"]:
             raise Refused("machine: a described machine has nothing to run on. Use action=plan or action=options.")
         if cfg.action == "generate":
-            return generate(config, choices, directory, record=not is_worker())
+            return run_job(config, hydra_config)
         return show_plan(config, choices) if cfg.action == "plan" else show_options(config)
     except OmegaConfBaseException as error:
         reasons = [explained(error, CONF, sys.argv[1:])]
     except Refused as error:
         reasons = error.reasons
     return refused(directory, reasons, record=cfg.action == "generate" and not is_worker())
+
+
+def run_job(config: Mapping[str, Any], hydra_config: DictConfig) -> Outcome:
+    """Generate: a single job in this process, those of a grid each in one of its own, unless an earlier start of the
+    same grid has done it already."""
+    directory, choices = Path(hydra_config.runtime.output_dir), hydra_config.runtime.choices
+    if hydra_config.mode == RunMode.MULTIRUN:
+        if (done := earlier(config, directory)) is not None:
+            return done
+        if config["run"]["isolation"] != "none":
+            return isolated(
+                config, dict(choices), directory, OmegaConf.to_container(hydra_config.job_logging, resolve=True)
+            )
+    return generate(config, choices, directory, record=not is_worker())
 
 
 def show_plan(config: Mapping[str, Any], choices: Mapping[str, str]) -> Outcome:
@@ -116,7 +132,8 @@ class ExclusiveDirectory(Callback):
             create(config.hydra.run.dir)
 
     def on_multirun_start(self, config: DictConfig, **_: Any) -> None:
-        create(config.hydra.sweep.dir)
+        if not Path(config.hydra.sweep.dir, "multirun.yaml").is_file():  # there, an earlier start of the grid goes on
+            create(config.hydra.sweep.dir)
 
 
 def create(directory: str) -> None:

@@ -84,6 +84,14 @@ def refused(directory: Path, reasons: list[str], *, record: bool = False) -> Out
     return outcome
 
 
+def failed(config: Mapping[str, Any], directory: Path, plan: dict[str, Any], reason: str) -> Outcome:
+    """The recorded outcome of a job whose process ended before it could record anything."""
+    outcome = Outcome("failed", directory, [reason], plan=plan)
+    outcome.metrics = _head(config, outcome)
+    record_job(outcome)
+    return outcome
+
+
 def _head(config: Mapping[str, Any], outcome: Outcome) -> dict[str, Any]:
     return {
         "schema_version": SCHEMA_VERSION,

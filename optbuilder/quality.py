@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from optbuilder.runner import Image
+from optbuilder.technique import installed_version
 
 
 def compared(images: Sequence[Image], reference: Sequence[Image]) -> dict[str, Any]:
@@ -38,9 +40,23 @@ def difference(pixels: Any, reference: Any) -> dict[str, Any]:
     return {
         "psnr": "inf" if math.isinf(psnr) else psnr,
         "ssim": float(structural_similarity_index_measure(a, b, data_range=1.0)),
+        "lpips": lpips(a, b),
         "mean_difference": float((a - b).abs().mean()),
         "max_difference": float((a - b).abs().max()),
     }
+
+
+def lpips(a: Any, b: Any) -> float | None:
+    """Learned perceptual distance (torchmetrics, AlexNet) of two pictures (1, 3, height, width); None where torchvision
+    or its weights are not at hand: nothing is downloaded for it."""
+    import torch
+
+    weights = Path(torch.hub.get_dir(), "checkpoints").glob("alexnet-*.pth")
+    if installed_version("torchvision") is None or not any(weights):
+        return None
+    from torchmetrics.functional.image import learned_perceptual_image_patch_similarity
+
+    return float(learned_perceptual_image_patch_similarity(a, b, net_type="alex", normalize=True))
 
 
 MARGIN_DB = 10.0  # rounding in yet another order may differ by a few dB from the orders that were tried

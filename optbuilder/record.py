@@ -17,6 +17,7 @@ from optbuilder.runner import Image
 
 SCHEMA_VERSION = 1
 _VOLATILE = ("hydra", "action", "track")
+_VOLATILE_RUN = ("isolation", "timeout_s", "profile")
 
 
 def write_json(path: Path, content: Any) -> None:
@@ -28,7 +29,9 @@ def write_json(path: Path, content: Any) -> None:
 
 def job_key(config: Mapping[str, Any]) -> str:
     """Twelve hex digits that name a job: its resolved config without what cannot change the result, and versions."""
-    content = {"config": {k: v for k, v in config.items() if k not in _VOLATILE}, "versions": versions()}
+    kept = {k: v for k, v in config.items() if k not in _VOLATILE}
+    kept["run"] = {k: v for k, v in (config.get("run") or {}).items() if k not in _VOLATILE_RUN}
+    content = {"config": kept, "versions": versions()}
     return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()[:12]
 
 

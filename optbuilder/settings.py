@@ -48,6 +48,8 @@ class Run:
     compare: str | None = None
     compile_floor: bool = False
     profile: bool = False
+    isolation: str = "process"
+    timeout_s: float | None = None
 
 
 def run_settings(values: Mapping[str, Any], defaults: Mapping[str, Any]) -> tuple[Run, list[str]]:
@@ -80,6 +82,8 @@ def _out_of_range(run: Run) -> list[str]:
     ]
     if isinstance(run.repeats, str) and run.repeats != "auto":
         wrong.append(f"run.repeats={run.repeats!r}: it is no number. Use a number, or auto.")
+    if run.isolation not in ("process", "none"):
+        wrong.append(f"run.isolation={run.isolation!r}: it is not one of: process, none.")
     if run.compare not in (None, "baseline") and not Path(run.compare, "metrics.json").is_file():
         wrong.append(f"run.compare={run.compare!r}: it is no run directory. Use baseline, or the folder of a run.")
     return wrong

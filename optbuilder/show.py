@@ -12,7 +12,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
-_STYLES = {"ok": "bold green", "refused": "bold yellow"}
+_STYLES = {"ok": "bold green", "skipped": "green", "refused": "bold yellow"}
 
 
 @contextmanager
@@ -101,6 +101,7 @@ def _figures(outcome: Any) -> list[tuple[str, str]]:
     weights = sum(sum(sizes.values()) for sizes in memory["weights_bytes"].values())
     return [
         ("latency", f"{call['median']:.3f} s per call ({spread}), {metrics['latency']['images_per_s']:.2f} images/s"),
+        *(("WARNING", f"samples are unsteady: {text}") for text in call["warnings"]),
         ("first call", f"{phases['first_call_s']:.1f} s{compiled}; load {phases['load_s']:.1f} s"),
         (
             "peak memory",

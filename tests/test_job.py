@@ -104,7 +104,7 @@ def test_a_failing_job_of_a_grid_is_recorded_and_the_others_run(main, tiny, tmp_
         return load(model, arguments, device)
 
     monkeypatch.setattr(pipeline, "load", fail)
-    code, out, _ = main("-m", *of(tiny["sdxl"]), "precision=bf16,fp32")
+    code, out, _ = main("-m", *of(tiny["sdxl"]), "precision=bf16,fp32", "run.isolation=none")
     found = sorted(tmp_path.glob("outputs/*/*/*/metrics.json"))
     metrics = [read(path) for path in found]
     assert code == 1

@@ -9,7 +9,11 @@ import zipfile
 from pathlib import Path
 
 import pytest
-import tomllib
+
+try:
+    import tomllib
+except ModuleNotFoundError:  # Python 3.10, where pytest brings the same under another name
+    import tomli as tomllib
 
 from tests.conftest import CONF, ROOT
 

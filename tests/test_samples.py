@@ -44,7 +44,13 @@ def test_a_ratio_has_an_interval_around_it():
 def test_equal_pictures_have_infinite_psnr():
     pixels = np.random.default_rng(0).random((64, 64, 3)).astype(np.float32)
     same = difference(pixels, pixels)
-    assert same == {"psnr": "inf", "ssim": pytest.approx(1.0), "mean_difference": 0.0, "max_difference": 0.0}
+    assert same == {
+        "psnr": "inf",
+        "ssim": pytest.approx(1.0),
+        "lpips": None,
+        "mean_difference": 0.0,
+        "max_difference": 0.0,
+    }
     other = difference(pixels, np.clip(pixels + 0.1, 0, 1))
     assert 20 <= other["psnr"] < 22 and other["ssim"] < 1 and other["max_difference"] == pytest.approx(0.1, abs=1e-6)
 

@@ -1,0 +1,15 @@
+"""What the server that jobs are started from imports, once: a job then begins in a moment. No thread may start here."""
+
+import optbuilder.noise
+
+optbuilder.noise.hush()
+
+import diffusers  # noqa: E402
+import transformers  # noqa: E402
+
+import optbuilder.baseline  # noqa: E402
+import optbuilder.counters  # noqa: E402
+import optbuilder.state  # noqa: E402
+
+# The pipeline classes are imported lazily; the loader takes most of the time.
+_ = diffusers.DiffusionPipeline, transformers.PreTrainedModel

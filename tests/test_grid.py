@@ -1,0 +1,87 @@
+"""Grids: a process for each job, crashes that end only one, and starts that go on where an earlier one ended."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from tests.conftest import of, read
+
+
+def jobs(folder):
+    return {p.parent.name: read(p) for p in folder.glob("[0-9]*/metrics.json")}
+
+
+def test_every_job_has_a_process_of_its_own(ob, tiny, tmp_path):
+    """P94, P79: the second job's peak is its own, and the parent imports no torch."""
+    done = ob("-m", *of(tiny["sdxl"]), "run.images_per_prompt=16,1", "hydra.sweep.dir=grid")
+    found = jobs(tmp_path / "grid")
+    peaks = [found[n]["memory"]["phases"]["run"]["rss_peak_bytes"] for n in ("0", "1")]
+    assert done.returncode == 0 and done.stderr == ""
+    assert [found[n]["status"] for n in ("0", "1")] == ["ok", "ok"] and peaks[1] < peaks[0]
+    assert found["1"]["phases"]["import_s"] < 1.0
+    assert (tmp_path / "grid" / "0" / "images" / "0015.png").exists()
+
+
+CRASHES = {"os.kill(os.getpid(), 9)": "ended by SIGKILL", "os.abort()": "ended by SIGABRT", "os._exit(3)": "exit code 3",
+           "time.sleep(60)": "took longer than run.timeout_s=4.0"}  # fmt: skip
+
+
+@pytest.mark.parametrize("code", CRASHES)
+def test_a_crash_is_a_failed_row_and_the_grid_goes_on(code, tiny, tmp_path):
+    (tmp_path / "boom.py").write_text(
+        "import os, time\n"
+        "from optbuilder.technique import technique\n"
+        "@technique(lossless=True, source='https://example.org')\n"
+        f"def boom(pipe):\n    {code}\n    return pipe\n"
+    )
+    (tmp_path / "conf" / "layout").mkdir(parents=True)
+    (tmp_path / "conf" / "layout" / "boom.yaml").write_text("_target_: boom.boom\n")
+    words = ["trusted_modules=[boom]", "run.timeout_s=4.0", "hydra.sweep.dir=grid", f"--config-dir={tmp_path}/conf"]
+    command = [sys.executable, "-m", "optbuilder", "-m", *of(tiny["sdxl"]), *words, "layout=boom,none"]
+    env = {**os.environ, "PYTHONPATH": str(tmp_path), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=300)
+    found = jobs(tmp_path / "grid")
+    assert done.returncode == 1, done.stderr
+    assert found["0"]["status"] == "failed" and CRASHES[code] in found["0"]["reasons"][0]
+    assert found["1"]["status"] == "ok"
+    assert CRASHES[code] in done.stdout
+
+
+def test_a_grid_goes_on_where_it_ended(ob, tiny, tmp_path):
+    """P93: what is there stays as it is, what is missing or failed runs, and another grid is not written over it."""
+    words = ["-m", *of(tiny["sdxl"]), "run.seed=1,2,3", "hydra.sweep.dir=grid"]
+    assert ob(*words).returncode == 0
+    grid = tmp_path / "grid"
+    written = {p: p.stat().st_mtime_ns for p in grid.glob("0/images/*.png")}
+    shutil.rmtree(grid / "1")
+    (grid / "2" / "metrics.json").write_text((grid / "2" / "metrics.json").read_text().replace('"ok"', '"failed"', 1))
+    done = ob(*words)
+    assert done.returncode == 0 and done.stdout.count("skipped") == 1
+    assert {n: m["status"] for n, m in jobs(grid).items()} == {"0": "ok", "1": "ok", "2": "ok"}
+    assert {p: p.stat().st_mtime_ns for p in written} == written
+    done = ob(*[w.replace("1,2,3", "4,5,6") for w in words])
+    assert "holds another job" in done.stdout and {p: p.stat().st_mtime_ns for p in written} == written
+
+
+def test_a_kill_loses_at_most_the_running_job(tiny, tmp_path):
+    words = ["-m", *of(tiny["sdxl"]), "run.seed=1,2,3,4", "run.num_inference_steps=20", "hydra.sweep.dir=grid"]
+    command = [sys.executable, "-m", "optbuilder", *words]
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    start = subprocess.Popen(command, cwd=tmp_path, env=env, start_new_session=True, stdout=subprocess.DEVNULL)
+    deadline = time.time() + 120
+    while len(jobs(tmp_path / "grid")) < 2 and time.time() < deadline:
+        time.sleep(0.05)
+    os.killpg(start.pid, signal.SIGKILL)
+    start.wait()
+    before = jobs(tmp_path / "grid")
+    assert 2 <= len(before) < 4 and all(m["status"] == "ok" for m in before.values())
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0 and done.stdout.count("skipped") == len(before)
+    assert len(jobs(tmp_path / "grid")) == 4
