@@ -13,6 +13,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 CONF = ROOT / "conf"
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # the tests run side by side, one process for each core
 
 
 @pytest.fixture(scope="session")

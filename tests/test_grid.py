@@ -29,8 +29,12 @@ def test_every_job_has_a_process_of_its_own(ob, tiny, tmp_path):
     assert (tmp_path / "grid" / "0" / "images" / "0015.png").exists()
 
 
-CRASHES = {"os.kill(os.getpid(), 9)": "ended by SIGKILL", "os.abort()": "ended by SIGABRT", "os._exit(3)": "exit code 3",
-           "time.sleep(60)": "took longer than run.timeout_s=4.0"}  # fmt: skip
+CRASHES = {
+    "os.kill(os.getpid(), 9)": "ended by SIGKILL",
+    "os.abort()": "ended by SIGABRT",
+    "os._exit(3)": "exit code 3",
+    "time.sleep(60)": "took longer than run.timeout_s=4.0",
+}
 
 
 @pytest.mark.parametrize("code", CRASHES)

@@ -5,15 +5,11 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tomllib
 import zipfile
 from pathlib import Path
 
 import pytest
-
-try:
-    import tomllib
-except ModuleNotFoundError:  # Python 3.10, where pytest brings the same under another name
-    import tomli as tomllib
 
 from tests.conftest import CONF, ROOT
 
