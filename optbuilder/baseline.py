@@ -11,7 +11,8 @@ from typing import Any
 
 from optbuilder.builder import Plan, Transform
 from optbuilder.quality import below, compared
-from optbuilder.runner import Image, Result
+from optbuilder.request import Image
+from optbuilder.runner import Result
 from optbuilder.samples import ratio
 
 # The techniques that a reference has too: without them it would be another model, not the same one untreated.

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import os
-import secrets
 import sys
 from collections.abc import Mapping
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import hydra
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
-from hydra.experimental.callback import Callback
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from optbuilder.builder import resolve
+from optbuilder.directories import is_worker
 from optbuilder.errors import Refused, nearest
 from optbuilder.folders import CONF
 from optbuilder.isolation import earlier, isolated
@@ -73,8 +71,11 @@ def run_job(config: Mapping[str, Any], hydra_config: DictConfig) -> Outcome:
     same grid has done it already."""
     directory, choices = Path(hydra_config.runtime.output_dir), hydra_config.runtime.choices
     if hydra_config.mode == RunMode.MULTIRUN:
-        if (done := earlier(config, directory)) is not None:
-            return done
+        try:
+            if (done := earlier(config, directory)) is not None:
+                return done
+        except Refused as error:
+            return refused(directory, error.reasons)  # not recorded: the record there is another job's
         if config["run"]["isolation"] != "none":
             return isolated(
                 config, dict(choices), directory, OmegaConf.to_container(hydra_config.job_logging, resolve=True)
@@ -122,47 +123,3 @@ def report(outcomes: list[Outcome]) -> int:
         print(reason, file=sys.stderr)
     statuses = {outcome.status for outcome in outcomes}
     return 1 if statuses - {"ok", "skipped", "refused"} else 2 if statuses == {"refused"} else 0
-
-
-class ExclusiveDirectory(Callback):
-    """Create the directory of a run or a sweep, so that two never share one."""
-
-    def on_run_start(self, config: DictConfig, **_: Any) -> None:
-        if run_directory(config.action) != ".":
-            create(config.hydra.run.dir)
-
-    def on_multirun_start(self, config: DictConfig, **_: Any) -> None:
-        if not Path(config.hydra.sweep.dir, "multirun.yaml").is_file():  # there, an earlier start of the grid goes on
-            create(config.hydra.sweep.dir)
-
-
-def create(directory: str) -> None:
-    """Make a directory that was not there. Exits with 2 where it was: Hydra would write over what it holds."""
-    try:
-        Path(directory).mkdir(parents=True)
-    except FileExistsError:
-        advice = "a run never writes into another's directory. Choose another"
-        print(f"{directory!r} already exists, and {advice}.", file=sys.stderr)
-        sys.exit(2)
-
-
-def is_worker() -> bool:
-    """Whether this is one of torchrun's processes but the first: it computes, and leaves the record to the first."""
-    return os.environ.get("RANK", "0") != "0"
-
-
-def run_directory(action: str) -> str:
-    """outputs/<day>/<time with milliseconds>_<random>; for an action or a process that leaves nothing, here."""
-    if action != "generate" or is_worker():
-        return "."
-    now = datetime.now()
-    return f"outputs/{now:%Y-%m-%d}/{now:%H-%M-%S}-{now.microsecond // 1000:03d}_{secrets.token_hex(3)}"
-
-
-def hydra_folder(action: str) -> str | None:
-    """Hydra's own folder in the run directory; none where there is no run directory."""
-    return None if run_directory(action) == "." else ".hydra"
-
-
-OmegaConf.register_new_resolver("run_directory", run_directory, use_cache=True, replace=True)
-OmegaConf.register_new_resolver("hydra_folder", hydra_folder, replace=True)

@@ -18,7 +18,8 @@ from optbuilder.errors import NoEffect, Refused, UnexpectedHooks
 from optbuilder.measure import Memory
 from optbuilder.noise import hush, to_run_log
 from optbuilder.record import SCHEMA_VERSION, job_key, plan_json, write_images, write_json
-from optbuilder.runner import Image, Result
+from optbuilder.request import Image
+from optbuilder.runner import Result
 from optbuilder.track import send
 
 log = logging.getLogger(__name__)

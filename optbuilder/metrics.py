@@ -9,7 +9,8 @@ from typing import Any
 from optbuilder.apply import Effect
 from optbuilder.baseline import setup_seconds
 from optbuilder.builder import Plan
-from optbuilder.runner import Result, latency
+from optbuilder.runner import Result
+from optbuilder.samples import spread
 from optbuilder.snapshot import snapshot
 
 
@@ -58,3 +59,19 @@ def degraded(plan: Plan, counters: Mapping[str, Any]) -> list[str]:
     """Why a run that ended well was not what was asked for: techniques that the counters do not show at work."""
     reasons = [(t.name, t.technique.ran(t.options, counters)) for t in plan.transforms]
     return [f"{name}: {reason}." for name, reason in reasons if reason]
+
+
+def latency(result: Result) -> dict[str, Any]:
+    """The timed calls in seconds, whole and by part, and pictures per second over all of them."""
+    calls = [call for _, call in result.timed]
+    once = len({number for number, _ in result.timed})
+    whole = spread([c.seconds for c in calls])
+    parts = {part: spread([getattr(c, part) for c in calls]) for part in ("text_encode", "denoise", "decode")}
+    steps = [step for c in calls for step in c.steps]
+    return {
+        "call_s": whole,
+        **{f"{part}_s": values for part, values in parts.items()},
+        "step_s": spread(steps) if steps else None,
+        "images_per_s": len(result.images) * len(calls) / once / sum(whole["samples"]),
+        "calls": [{"call": number, **asdict(call)} for number, call in result.timed],
+    }

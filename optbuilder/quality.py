@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from optbuilder.runner import Image
+from optbuilder.request import Image
 from optbuilder.technique import installed_version
 
 

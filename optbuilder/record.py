@@ -13,7 +13,7 @@ from typing import Any
 from optbuilder.apply import Effect
 from optbuilder.builder import Plan
 from optbuilder.environment import versions
-from optbuilder.runner import Image
+from optbuilder.request import Image
 
 SCHEMA_VERSION = 1
 _VOLATILE = ("hydra", "action", "track")

@@ -5,8 +5,7 @@ from __future__ import annotations
 import inspect
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field
-from functools import wraps
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,19 +13,11 @@ from optbuilder.counters import Counts, attention_kernels
 from optbuilder.energy import joules, used
 from optbuilder.machine import Machine
 from optbuilder.measure import Call, Memory, peak_memory, timed_call
-from optbuilder.samples import spread, width
+from optbuilder.request import Image, arguments, batches, images_of, invalid, remembered
+from optbuilder.samples import width
 from optbuilder.settings import Run
 
 MAX_WARMUP = 5  # calls beyond run.warmup while new graphs still appear
-
-
-@dataclass(frozen=True)
-class Image:
-    """A picture (height, width, 3; floats in 0..1) with what reproduces it."""
-
-    pixels: Any
-    prompt: str
-    seed: int
 
 
 @dataclass
@@ -76,7 +67,7 @@ def run(
         outputs, timed = _timed(generate, settings)
     made = len(timed) * settings.images_per_prompt * settings.batch_size
     energy_j = used(energy, joules(machine), made)
-    images = [image for number, pixels in enumerate(outputs) for image in _images(pixels, settings, number)]
+    images = [image for number, pixels in enumerate(outputs) for image in images_of(pixels, settings, number)]
     result = Result(images, first, warmup, timed, {"warmup": warmup_memory, "run": memory}, before, energy_j)
     result.problems = [problem for image in images if (problem := invalid(image))]
     return result
@@ -152,89 +143,3 @@ def repeats(settings: Run, timed: list[tuple[int, Call]]) -> Iterator[int]:
         repeat += 1
         if repeat >= 3 and width([call.seconds for _, call in timed]) <= settings.repeats_width:
             return
-
-
-def batches(settings: Run) -> int:
-    """The number of calls that all prompts take."""
-    return -(-len(settings.prompts) // settings.batch_size)
-
-
-def requests(settings: Run, number: int) -> list[tuple[str, int]]:
-    """The prompt and seed of each image of call `number`, in the pipeline's order. Image i of a run has seed + i."""
-    each, first = settings.images_per_prompt, number * settings.batch_size
-    prompts = settings.prompts[first : first + settings.batch_size]
-    return [(p, settings.seed + (first + k) * each + i) for k, p in enumerate(prompts) for i in range(each)]
-
-
-def arguments(settings: Run, number: int, call: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of the pipeline's call `number`. Each image has a CPU generator of its own, so that it comes out
-    the same alone, in a batch, and on another device."""
-    import torch
-
-    first = number * settings.batch_size
-    prompts = settings.prompts[first : first + settings.batch_size]
-    negative = settings.negative_prompt
-    chosen = {
-        "prompt": prompts if settings.batch_size > 1 else prompts[0],
-        "negative_prompt": [negative] * len(prompts) if negative is not None and settings.batch_size > 1 else negative,
-        "height": settings.height,
-        "width": settings.width,
-        "num_inference_steps": settings.num_inference_steps,
-        "guidance_scale": settings.guidance_scale,
-    }
-    return {
-        **{key: value for key, value in chosen.items() if value is not None},
-        "num_images_per_prompt": settings.images_per_prompt,
-        "generator": [torch.Generator("cpu").manual_seed(seed) for _, seed in requests(settings, number)],
-        "output_type": "np",
-        **call,
-    }
-
-
-def _images(pixels: Any, settings: Run, number: int) -> list[Image]:
-    wanted = requests(settings, number)
-    return [Image(picture, prompt, seed) for picture, (prompt, seed) in zip(pixels, wanted, strict=True)]
-
-
-def remembered(encode_prompt: Any) -> Any:
-    """Wrap `encode_prompt` so that the same arguments are encoded once. Tensors among them are not remembered."""
-    found: dict[str, Any] = {}
-
-    @wraps(encode_prompt)
-    def recall(*args: Any, **kwargs: Any) -> Any:
-        given = [*args, *kwargs.values()]
-        if any(hasattr(value, "shape") for value in given):
-            return encode_prompt(*args, **kwargs)
-        key = repr((args, sorted(kwargs.items())))
-        if key not in found:
-            found[key] = encode_prompt(*args, **kwargs)
-        return found[key]
-
-    return recall
-
-
-def invalid(image: Image) -> str | None:
-    """Why a picture cannot be right: numbers that are none, or the same value everywhere."""
-    import numpy as np
-
-    if not np.isfinite(image.pixels).all():
-        return f"the picture of {image.prompt!r} (seed {image.seed}) has values that are not finite"
-    if float(np.ptp(image.pixels)) == 0.0:
-        return f"the picture of {image.prompt!r} (seed {image.seed}) has the same value everywhere"
-    return None
-
-
-def latency(result: Result) -> dict[str, Any]:
-    """The timed calls in seconds, whole and by part, and pictures per second over all of them."""
-    calls = [call for _, call in result.timed]
-    once = len({number for number, _ in result.timed})
-    whole = spread([c.seconds for c in calls])
-    parts = {part: spread([getattr(c, part) for c in calls]) for part in ("text_encode", "denoise", "decode")}
-    steps = [step for c in calls for step in c.steps]
-    return {
-        "call_s": whole,
-        **{f"{part}_s": values for part, values in parts.items()},
-        "step_s": spread(steps) if steps else None,
-        "images_per_s": len(result.images) * len(calls) / once / sum(whole["samples"]),
-        "calls": [{"call": number, **asdict(call)} for number, call in result.timed],
-    }

@@ -71,7 +71,19 @@ def test_a_grid_goes_on_where_it_ended(ob, tiny, tmp_path):
     assert {n: m["status"] for n, m in jobs(grid).items()} == {"0": "ok", "1": "ok", "2": "ok"}
     assert {p: p.stat().st_mtime_ns for p in written} == written
     done = ob(*[w.replace("1,2,3", "4,5,6") for w in words])
-    assert "holds another job" in done.stdout and {p: p.stat().st_mtime_ns for p in written} == written
+    assert done.returncode == 2 and "holds another grid" in done.stderr and len(done.stderr.splitlines()) == 1
+    assert {n: m["status"] for n, m in jobs(grid).items()} == {"0": "ok", "1": "ok", "2": "ok"}
+
+
+def test_a_job_of_other_versions_is_not_written_over(ob, tiny, tmp_path):
+    words = ["-m", *of(tiny["sdxl"]), "run.seed=1,2", "hydra.sweep.dir=grid"]
+    assert ob(*words).returncode == 0
+    path = tmp_path / "grid" / "0" / "metrics.json"
+    path.write_text(path.read_text().replace(read(path)["job_key"], "0123456789ab"))
+    text = path.read_text()
+    done = ob(*words)
+    assert "holds another job (its config or versions differ)" in done.stdout and path.read_text() == text
+    assert done.stdout.count("skipped") == 1
 
 
 def test_a_kill_loses_at_most_the_running_job(tiny, tmp_path):

@@ -10,7 +10,8 @@ import pytest
 
 from optbuilder.counters import Counts, counts
 from optbuilder.measure import peak_memory, stamp, synchronize, timed_call
-from optbuilder.runner import Image, arguments, invalid, run
+from optbuilder.request import Image, arguments, invalid
+from optbuilder.runner import run
 from optbuilder.settings import Run
 from optbuilder.state import preserved
 from tests.test_effects import built

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from optbuilder.quality import compared, difference
-from optbuilder.runner import Image
+from optbuilder.request import Image
 from optbuilder.samples import interval, ratio, spread, unsteady, width
 
 

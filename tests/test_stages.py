@@ -215,7 +215,7 @@ def test_every_cache_of_the_installed_diffusers_is_offered():
     from tests.conftest import CONF
 
     configs = {name for name in dir(hooks) if name.endswith("CacheConfig")} | {"PyramidAttentionBroadcastConfig"}
-    source = (CONF.parent / "optbuilder" / "transforms" / "cache.py").read_text()
+    source = "".join(p.read_text() for p in (CONF.parent / "optbuilder" / "transforms").glob("cache*.py"))
     offered = [yaml.safe_load(p.read_text()) for p in (CONF / "cache").glob("*.yaml")]
     assert len([node for node in offered if node]) == len(configs) + 1  # and cache-dit's own
     assert all(name in source for name in configs)
@@ -471,7 +471,7 @@ def test_sharing_a_picture_needs_gpus_and_torchrun(tiny, monkeypatch):
 
 
 def test_one_process_records_for_all(monkeypatch):
-    from optbuilder.cli import hydra_folder, is_worker, run_directory
+    from optbuilder.directories import hydra_folder, is_worker, run_directory
 
     assert not is_worker() and run_directory("generate").startswith("outputs/") and hydra_folder("generate") == ".hydra"
     monkeypatch.setenv("RANK", "1")

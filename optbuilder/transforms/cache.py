@@ -1,4 +1,4 @@
-"""Stage `cache`: reuse what a denoising step computed in the next ones."""
+"""Stage `cache`: reuse what a denoising step computed in the next ones. Here, whole blocks."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from optbuilder.model import expand
 from optbuilder.state import at_end
 from optbuilder.technique import Context, Need, needs_package, technique
 
-_SOURCE = "https://huggingface.co/docs/diffusers/optimization/cache"
+SOURCE = "https://huggingface.co/docs/diffusers/optimization/cache"
 
 
-def _has_caches(context: Context) -> str | None:
+def has_caches(context: Context) -> str | None:
     for name in context.model.denoisers:
         facts = context.model.facts(name)
         if facts.known and "CacheMixin" not in facts.bases:
@@ -23,7 +23,7 @@ def _has_caches(context: Context) -> str | None:
     return None
 
 
-def _needs_in_pipeline(word: str, what: str) -> Need:
+def needs_in_pipeline(word: str, what: str) -> Need:
     def check(context: Context) -> str | None:
         source = pipeline_source(context.model.pipeline_class)
         return f"{context.model.pipeline_class} {what}. Use another cache" if source and word not in source else None
@@ -31,25 +31,17 @@ def _needs_in_pipeline(word: str, what: str) -> Need:
     return Need("", check)
 
 
-def _compiles_denoiser(context: Context) -> list[str]:
+def compiled_denoisers(context: Context) -> list[str]:
     components = (context.stages.get("compile") or {}).get("components", [])
     return [name for name in expand(components, context.model.components) if name in context.model.denoisers]
 
 
 def _outside_the_graph(context: Context) -> str | None:
     compiled = context.stages.get("compile")
-    if compiled and "duck_shape" in compiled and _compiles_denoiser(context):
+    if compiled and "duck_shape" in compiled and compiled_denoisers(context):
         return (
             "it decides block by block whether to compute, which cannot happen inside one graph. Use compile=regional"
         )
-    return None
-
-
-def _no_compiled_blocks(context: Context) -> str | None:
-    compiled = context.stages.get("compile")
-    if compiled and ("components" not in compiled or _compiles_denoiser(context)):
-        fix = "Use cache=first_block, cache=mag_cache or compile=none"
-        return f"it decides inside each block, which cannot happen in a graph. {fix}"
     return None
 
 
@@ -64,44 +56,38 @@ def _only(kind: str) -> Need:
     return Need(f"a {kind} model", check)
 
 
-def _skipped(options: Mapping[str, Any], counters: Mapping[str, Any]) -> str | None:
+def skipped(options: Mapping[str, Any], counters: Mapping[str, Any]) -> str | None:
     calls = counters["calls"]
     if calls.get("cache.offered") and calls.get("cache.computed", 0) < calls["cache.offered"]:
         return None
     return "nothing was skipped. Use more steps, or options that skip more"
 
 
-_BLOCKS = (Need("a model with enable_cache", _has_caches), Need("compile=none or regional", _outside_the_graph))
-_ATTENTION = (Need("a model with enable_cache", _has_caches), Need("compile=none", _no_compiled_blocks))
-_CONTEXT = _needs_in_pipeline("cache_context", "gives its denoiser no cache_context, without which this cache raises")
-_TIMESTEP = _needs_in_pipeline("current_timestep", "keeps no current_timestep, which this cache asks for")
+_BLOCKS = (Need("a model with enable_cache", has_caches), Need("compile=none or regional", _outside_the_graph))
+CONTEXT = needs_in_pipeline("cache_context", "gives its denoiser no cache_context, without which this cache raises")
 
 
 def _blocks(module: Any) -> list[Any]:
     return [m for m in module.modules() if type(m).__name__ in (module._repeated_blocks or ())]
 
 
-def _attentions(module: Any) -> list[Any]:
-    return [m for m in module.modules() if hasattr(m, "processor") and hasattr(m, "set_processor")]
-
-
-def _enable(pipe: Any, config: Any, units: Callable[[Any], list[Any]]) -> Any:
+def enable(pipe: Any, config: Any, units: Callable[[Any], list[Any]]) -> Any:
     """Enable one of diffusers' caches on the denoiser."""
     return _counting(pipe, lambda denoiser: denoiser.enable_cache(config), units)
 
 
-def _counting(pipe: Any, enable: Callable[[Any], Any], units: Callable[[Any], list[Any]]) -> Any:
+def _counting(pipe: Any, start: Callable[[Any], Any], units: Callable[[Any], list[Any]]) -> Any:
     """Enable a cache on each denoiser, and count how many of its units are offered and how many computed."""
     for module in modules_named(pipe, ["denoiser"]).values():
         offered = units(module)
         for unit in offered:
             unit.forward = counted("cache.computed", unit.forward)
-        enable(module)
+        start(module)
         module.forward = counted("cache.offered", module.forward, len(offered))
     return pipe
 
 
-@technique(lossless=False, source=_SOURCE, adds_hooks=True, needs=(*_BLOCKS, _CONTEXT), ran=_skipped)
+@technique(lossless=False, source=SOURCE, adds_hooks=True, needs=(*_BLOCKS, CONTEXT), ran=skipped)
 def first_block(pipe: Any, *, threshold: float = 0.05) -> Any:
     """Skip the other blocks of a step where the first block's residual changed by less than `threshold`. Lossy.
 
@@ -109,7 +95,7 @@ def first_block(pipe: Any, *, threshold: float = 0.05) -> Any:
     """
     from diffusers import FirstBlockCacheConfig
 
-    return _enable(pipe, FirstBlockCacheConfig(threshold=threshold), _blocks)
+    return enable(pipe, FirstBlockCacheConfig(threshold=threshold), _blocks)
 
 
 def _steps(context: Context) -> dict[str, Any]:
@@ -135,12 +121,12 @@ def _borrowed_ratios(context: Context) -> str | None:
 
 @technique(
     lossless=False,
-    source=_SOURCE,
+    source=SOURCE,
     adds_hooks=True,
     needs=(*_BLOCKS, Need("", _ratios)),
     derive=_steps,
     warns=_borrowed_ratios,
-    ran=_skipped,
+    ran=skipped,
 )
 def mag_cache(
     pipe: Any,
@@ -165,98 +151,12 @@ def mag_cache(
         num_inference_steps=num_inference_steps,
         mag_ratios=FLUX_MAG_RATIOS if mag_ratios is None else mag_ratios,
     )
-    return _enable(pipe, config, _blocks)
-
-
-@technique(lossless=False, source=_SOURCE, adds_hooks=True, needs=(*_ATTENTION, _TIMESTEP), ran=_skipped)
-def pyramid_attention(pipe: Any, *, skip_range: int = 2, first_timestep: int = 100, last_timestep: int = 800) -> Any:
-    """Compute self-attention in one of `skip_range` steps between two timesteps, and reuse it in the others. Lossy.
-
-    Source: https://arxiv.org/abs/2408.12588
-    """
-    from diffusers import PyramidAttentionBroadcastConfig
-
-    config = PyramidAttentionBroadcastConfig(
-        spatial_attention_block_skip_range=skip_range,
-        spatial_attention_timestep_skip_range=(first_timestep, last_timestep),
-        current_timestep_callback=lambda: pipe.current_timestep,
-    )
-    return _enable(pipe, config, _attentions)
-
-
-def _distilled(context: Context) -> dict[str, Any]:
-    return {
-        "is_guidance_distilled": not context.model.pipeline_class.startswith(("CogVideoX", "Latte", "Wan", "Mochi"))
-    }
-
-
-@technique(
-    lossless=False, source=_SOURCE, adds_hooks=True, needs=(*_ATTENTION, _TIMESTEP), derive=_distilled, ran=_skipped
-)
-def faster_cache(
-    pipe: Any,
-    *,
-    skip_range: int = 2,
-    first_timestep: int = -1,
-    last_timestep: int = 681,
-    is_guidance_distilled: bool | None = None,
-    tensor_format: str = "BCHW",
-) -> Any:
-    """Extrapolate attention from earlier steps in all but one of `skip_range` steps. Lossy.
-
-    Source: https://arxiv.org/abs/2410.19355
-    """
-    from diffusers import FasterCacheConfig
-
-    config = FasterCacheConfig(
-        spatial_attention_block_skip_range=skip_range,
-        spatial_attention_timestep_skip_range=(first_timestep, last_timestep),
-        is_guidance_distilled=bool(is_guidance_distilled),
-        tensor_format=tensor_format,
-        attention_weight_callback=lambda _: 0.5,
-        current_timestep_callback=lambda: pipe.current_timestep,
-    )
-    return _enable(pipe, config, _attentions)
-
-
-def _late_enough(context: Context) -> str | None:
-    steps, first = context.run.num_inference_steps, context.options["disable_cache_before_step"]
-    if steps is not None and steps <= first + 1:
-        return f"all {steps} steps come before the first to be skipped. Use fewer disable_cache_before_step"
-    return None
-
-
-@technique(
-    lossless=False, source=_SOURCE, adds_hooks=True, needs=(*_ATTENTION, _CONTEXT, Need("", _late_enough)), ran=_skipped
-)
-def taylorseer(
-    pipe: Any,
-    *,
-    cache_interval: int = 5,
-    disable_cache_before_step: int = 3,
-    disable_cache_after_step: int | None = None,
-    max_order: int = 1,
-) -> Any:
-    """Compute attention in one of `cache_interval` steps and predict it by a Taylor series in the others. Lossy.
-
-    Source: https://arxiv.org/abs/2503.06923
-    """
-    from diffusers import TaylorSeerCacheConfig
-
-    denoiser = next(iter(modules_named(pipe, ["denoiser"]).values()))
-    config = TaylorSeerCacheConfig(
-        cache_interval=cache_interval,
-        disable_cache_before_step=disable_cache_before_step,
-        disable_cache_after_step=disable_cache_after_step,
-        max_order=max_order,
-        taylor_factors_dtype=denoiser.dtype,
-    )
-    return _enable(pipe, config, _attentions)
+    return enable(pipe, config, _blocks)
 
 
 @technique(
     lossless=True,
-    source=_SOURCE,
+    source=SOURCE,
     adds_hooks=True,
     needs=(*_BLOCKS, _only("NucleusMoE")),
     ran=lambda options, counters: None,
@@ -268,10 +168,10 @@ def text_kv(pipe: Any) -> Any:
     """
     from diffusers import TextKVCacheConfig
 
-    return _enable(pipe, TextKVCacheConfig(), _blocks)
+    return enable(pipe, TextKVCacheConfig(), _blocks)
 
 
-@technique(lossless=False, source=_SOURCE, adds_hooks=True, needs=(*_BLOCKS, _only("Cosmos3"), _CONTEXT), ran=_skipped)
+@technique(lossless=False, source=SOURCE, adds_hooks=True, needs=(*_BLOCKS, _only("Cosmos3"), CONTEXT), ran=skipped)
 def sea_cache(pipe: Any, *, threshold: float = 0.25, max_consecutive_cached: int = 2) -> Any:
     """Skip steps whose spectrally weighted change is small. Lossy.
 
@@ -279,7 +179,7 @@ def sea_cache(pipe: Any, *, threshold: float = 0.25, max_consecutive_cached: int
     """
     from diffusers import SeaCacheConfig
 
-    return _enable(pipe, SeaCacheConfig(threshold=threshold, max_consecutive_cached=max_consecutive_cached), _blocks)
+    return enable(pipe, SeaCacheConfig(threshold=threshold, max_consecutive_cached=max_consecutive_cached), _blocks)
 
 
 @technique(
@@ -287,7 +187,7 @@ def sea_cache(pipe: Any, *, threshold: float = 0.25, max_consecutive_cached: int
     source="https://github.com/vipshop/cache-dit",
     adds_hooks=True,
     needs=(needs_package("cache-dit", "1.5"), *_BLOCKS),
-    ran=_skipped,
+    ran=skipped,
 )
 def dbcache(
     pipe: Any,

@@ -47,7 +47,8 @@ def latency(model: str) -> None:
     from optbuilder.apply import apply
     from optbuilder.builder import resolve
     from optbuilder.pipeline import load
-    from optbuilder.runner import arguments, run
+    from optbuilder.request import arguments
+    from optbuilder.runner import run
 
     plan = resolve(*composed(f"model={model}", "run.repeats=1", "run.warmup=1", "device=cpu")).require()
     plan.run.prompts = plan.run.prompts[:1]
