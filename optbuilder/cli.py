@@ -24,6 +24,7 @@ from optbuilder.job import Outcome, generate, refused
 from optbuilder.options import options
 from optbuilder.overrides import explained, prepared, translated
 from optbuilder.record import plan_json
+from optbuilder.results import write_results
 from optbuilder.show import print_options, print_plan, print_summary, print_sweep
 from optbuilder.usage import usage
 
@@ -117,6 +118,9 @@ def report(outcomes: list[Outcome]) -> int:
         outcomes = []
     if len(outcomes) > 1:
         print_sweep(outcomes)
+    if len(outcomes) > 1 and any(outcome.metrics for outcome in outcomes):
+        stages = {t["stage"]: None for outcome in outcomes for t in outcome.plan.get("transforms", [])}
+        print(write_results(outcomes[0].directory.parent, outcomes, list(stages)))
     elif outcomes and outcomes[0].metrics and outcomes[0].status != "refused":
         print_summary(outcomes[0])
     for reason in (r for outcome in outcomes[:1] for r in outcome.reasons if len(outcomes) == 1):

@@ -29,6 +29,22 @@ def test_every_job_has_a_process_of_its_own(ob, tiny, tmp_path):
     assert (tmp_path / "grid" / "0" / "images" / "0015.png").exists()
 
 
+def test_a_grid_leaves_a_table_of_results(ob, tiny, tmp_path):
+    import csv
+
+    words = ["quant=none,fp8_dynamic", "compile=none,regional", "compile.backend=eager", "hydra.sweep.dir=grid"]
+    assert ob("-m", *of(tiny["sdxl"]), *words).returncode == 0
+    with (tmp_path / "grid" / "results.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    published = "scenario,model_cls,num_params_M,flops_M,time_plain_s,mem_plain_GB,time_compile_s,mem_compile_GB"
+    assert list(rows[0])[:8] == published.split(",")
+    assert [r["status"] for r in rows] == ["ok", "ok", "refused", "refused"]
+    assert float(rows[0]["time_plain_s"]) > 0 and rows[0]["time_compile_s"] == "" and rows[0]["compile"] == ""
+    assert float(rows[1]["time_compile_s"]) > 0 and rows[1]["fullgraph"] == "True" and rows[1]["compile"] == "regional"
+    assert "compute capability 8.9" in rows[2]["reason"] and rows[2]["time_plain_s"] == ""
+    assert rows[0]["model_cls"] == "UNet2DConditionModel" and float(rows[0]["weights_bytes"]) > 1e6
+
+
 CRASHES = {
     "os.kill(os.getpid(), 9)": "ended by SIGKILL",
     "os.abort()": "ended by SIGABRT",
