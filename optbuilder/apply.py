@@ -54,7 +54,8 @@ def _prove(plan: Plan, transform: Transform, changes: dict[str, list[Any]], note
         raise NoEffect(f"{transform.name}: no effect: the pipeline is the same before and after.{said}")
     if not changes:
         notes.append(f"unchanged: {reason}")
-    hooked = [fact for fact in changes if fact.endswith(".hooks")]
+    # torch's own hooks (as transformers uses to collect outputs) move nothing; accelerate's and diffusers' do.
+    hooked = [fact for fact, (_, now) in changes.items() if fact.endswith(".hooks") and set(now or ()) - {"pytorch"}]
     if hooked and not transform.technique.adds_hooks:
         raise UnexpectedHooks(
             f"{transform.name}: it put hooks that nobody asked for: {hooked[0]} {changes[hooked[0]]}."

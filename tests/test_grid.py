@@ -63,8 +63,9 @@ def test_a_crash_is_a_failed_row_and_the_grid_goes_on(code, tiny, tmp_path):
     )
     (tmp_path / "conf" / "layout").mkdir(parents=True)
     (tmp_path / "conf" / "layout" / "boom.yaml").write_text("_target_: boom.boom\n")
-    words = ["trusted_modules=[boom]", "run.timeout_s=4.0", "hydra.sweep.dir=grid", f"--config-dir={tmp_path}/conf"]
-    command = [sys.executable, "-m", "optbuilder", "-m", *of(tiny["sdxl"]), *words, "layout=boom,none"]
+    words = ["trusted_modules=[boom]", "run.timeout_s=4.0", "hydra.sweep.dir=grid", "layout=boom,none"]
+    extended = ["-m", f"--config-dir={tmp_path}/conf"]
+    command = [sys.executable, "-m", "optbuilder", *extended, *of(tiny["sdxl"]), *words]
     env = {**os.environ, "PYTHONPATH": str(tmp_path), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=300)
     found = jobs(tmp_path / "grid")

@@ -88,7 +88,8 @@ def test_constraints_pin_what_pyproject_allows():
     pins: dict[str, list[str]] = {}
     for requirement in map(Requirement, lines):
         pins.setdefault(requirement.name, []).append(next(iter(requirement.specifier)).version)
-    for requirement in map(Requirement, project["dependencies"] + project["optional-dependencies"]["test"]):
+    wanted = project["dependencies"] + project["optional-dependencies"]["test"]
+    for requirement in (r for r in map(Requirement, wanted) if r.name != "optbuilder"):
         assert requirement.name in pins, requirement.name
         assert all(requirement.specifier.contains(version) for version in pins[requirement.name])
 

@@ -8,7 +8,6 @@ from types import MethodType
 from typing import Any
 
 from optbuilder.components import modules_named
-from optbuilder.counters import counted
 from optbuilder.technique import Context, Need, needs_capability, needs_package, technique
 
 log = logging.getLogger(__name__)
@@ -30,15 +29,10 @@ def _trusted(context: Context) -> str | None:
     return None
 
 
-def _called(options: Any, counters: Any) -> str | None:
-    return None if counters["calls"].get("kernels.called") else "none of the replaced layers was called"
-
-
 @technique(
     lossless=True,
     source="https://huggingface.co/docs/diffusers/optimization/fp16",
     needs=(Need("kernels.layers, trusted_modules", _trusted),),
-    ran=_called,
 )
 def replace_forward(
     pipe: Any,
@@ -48,7 +42,7 @@ def replace_forward(
 ) -> Any:
     """Put a function of yours behind every layer of a class: `function(self, ...)` takes the place of its forward.
 
-    As lossless as the function is. The log counts the layers, and the run counts the calls.
+    As lossless as the function is. The log counts the layers.
     Source: https://huggingface.co/docs/diffusers/optimization/fp16
     """
     for layer, target in layers.items():
@@ -62,7 +56,7 @@ def swap(pipe: Any, components: list[str], layer: str, forward: Any) -> None:
     for component, module in modules_named(pipe, components).items():
         found = [m for m in module.modules() if type(m).__name__ == layer]
         for m in found:
-            m.forward = counted("kernels.called", MethodType(forward, m))
+            m.forward = MethodType(forward, m)
         log.info("%s: replaced the forward of %d %s layers", component, len(found), layer)
 
 
@@ -76,7 +70,6 @@ def _download_allowed(context: Context) -> str | None:
     lossless=True,
     source="https://huggingface.co/docs/kernels/index",
     needs=(needs_package("kernels", "0.12"), needs_capability(8, 0), Need("kernels.allow_download", _download_allowed)),
-    ran=_called,
 )
 def hub_rms_norm(
     pipe: Any,

@@ -46,6 +46,18 @@ def _group_options(context: Context) -> str | None:
     return None
 
 
+def _outside_the_graph(context: Context) -> str | None:
+    """Group hooks sit on blocks or layers: only a graph that ends inside what a hook is on leaves them outside."""
+    compiled = context.stages.get("compile")
+    if not compiled:
+        return None
+    if context.options["level"] == "leaf_level":
+        return "its hooks sit on every layer, inside the graphs. Use offload=group_block or compile=none"
+    if "components" not in compiled or "duck_shape" in compiled or "package_dir" in compiled:
+        return "its hooks sit on the blocks, inside the graph of the whole. Use compile=regional"
+    return None
+
+
 def _supported(context: Context) -> str | None:
     for name in expand(context.options["components"], context.model.components):
         facts = context.model.facts(name)
@@ -90,6 +102,7 @@ def offload_layers(pipe: Any, *, device: str | None = None) -> Any:
         needs_choice("level", ("block_level", "leaf_level")),
         Need(lambda options: "CUDA for use_stream" if options["use_stream"] else "", _group_options),
         Need("", _supported),
+        Need("compile=none or regional", _outside_the_graph),
     ),
     derive=_device,
     places=True,
