@@ -2,6 +2,7 @@
 
 import argparse
 import random
+import re
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -80,6 +81,15 @@ def report(samples: list[Sample]) -> str:
     return "\n".join([*lines, *(f"  {s.drawing.prompt}: {s.verdict.reason}" for s in refused)])
 
 
+def note(folder: Path, samples: list[Sample]) -> None:
+    """Writes the accuracy into the folder's README, in place of what stood there."""
+    shares = accuracy(samples) | accuracy(samples, lambda s: "new" if s.new else "known")
+    found = f"{shares['all']:.1%} of {len(samples)} prompts, {shares['new']:.1%} of the combinations never shown"
+    card = folder / "README.md"
+    line = f"- Judged accuracy (`python -m optbuilder.shapes.accept`): {found}."
+    card.write_text(re.sub(r"^- Judged accuracy.*$", line, card.read_text(), flags=re.MULTILINE))
+
+
 def main(arguments: list[str] | None = None) -> None:
     """Prints the report; writes the contact sheet where told."""
     parser = argparse.ArgumentParser(prog="python -m optbuilder.shapes.accept", description=__doc__)
@@ -88,11 +98,14 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--seed", type=int, default=SEED, help="of the requests")
     parser.add_argument("--steps", type=int, default=STEPS)
     parser.add_argument("--sheet", type=Path, help="a PNG to write")
+    parser.add_argument("--note", action="store_true", help="write the accuracy into the folder's README.md")
     given = parser.parse_args(arguments)
     pipe = DiffusionPipeline.from_pretrained(given.folder)
     pipe.set_progress_bar_config(disable=True)
     samples = generate(pipe, asked(given.count, given.seed), num_inference_steps=given.steps)
     print(report(samples))
+    if given.note:
+        note(given.folder, samples)
     if given.sheet:
         sheet([s.picture for s in samples]).save(given.sheet)
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from diffusers import DiffusionPipeline
+from diffusers import DiffusionPipeline, ModelMixin
 
 CARD = """\
 ---
@@ -20,9 +20,10 @@ technique of optbuilder can be tried on a CPU, without a network. Only optbuilde
 - Loaded by plain `{kind}.from_pretrained(folder)`; weights are stored as float16.
 - Call it with `{call}`.
 - Trained from scratch by `python -m optbuilder.shapes.train {part}`: {steps} steps in {minutes:.0f} minutes
-  on {threads} CPU thread(s) ({processor}), after the autoencoder that both shapes models share (`train vae`).
+  on {threads} CPU thread(s) ({processor}), between the two courses of the autoencoder that both shapes models share
+  (`train vae` before, `train decoder` after).
 - About 15 % of the (shape, colour, colour) combinations were never shown in training.
-- Judged accuracy: see `python -m optbuilder.shapes.accept`.
+- Judged accuracy: unknown; `python -m optbuilder.shapes.accept --note FOLDER` measures it and writes it here.
 - Licence: Apache-2.0.
 """
 
@@ -30,12 +31,17 @@ technique of optbuilder can be tried on a CPU, without a network. Only optbuilde
 def write(pipe: DiffusionPipeline, folder: Path, **card: Any) -> None:
     """Saves the pipe in float16 safetensors; `card` fills the README."""
     card |= {"threads": torch.get_num_threads(), "processor": torch.backends.cpu.get_cpu_capability()}
-    pipe.to(torch.float16).save_pretrained(folder, safe_serialization=True)
+    save(pipe, folder)
+    (folder / "README.md").write_text(CARD.format(name=folder.name, kind=type(pipe).__name__, **card))
+
+
+def save(module: DiffusionPipeline | ModelMixin, folder: Path) -> None:
+    """Saves a pipe, or one model of it, in float16 safetensors."""
+    module.to(torch.float16).save_pretrained(folder, safe_serialization=True)
     for path in folder.rglob("*.json"):
         _neutral(path)
     for path in folder.rglob("*.safetensors"):
         path.chmod(0o644)  # safetensors writes for the owner's eyes only
-    (folder / "README.md").write_text(CARD.format(name=folder.name, kind=type(pipe).__name__, **card))
 
 
 def _neutral(path: Path) -> None:

@@ -1,4 +1,4 @@
-"""python -m optbuilder.shapes.train vae|decoder|sdxl|flux: trains a part of the shapes models on this machine's CPU."""
+"""python -m optbuilder.shapes.train vae|sdxl|flux|decoder: trains a part of the shapes models on this machine's CPU."""
 
 import argparse
 import importlib
@@ -12,7 +12,7 @@ from optbuilder.shapes import data, loop
 def main(arguments: list[str] | None = None) -> None:
     """Trains the part named on the command line, resuming what the work folder holds."""
     parser = argparse.ArgumentParser(prog="python -m optbuilder.shapes.train", description=__doc__)
-    parser.add_argument("part", choices=("vae", "decoder", "sdxl", "flux"), help="vae first")
+    parser.add_argument("part", choices=("vae", "sdxl", "flux", "decoder"), help="in this order")
     parser.add_argument("--minutes", type=float, default=50.0, help="in all, earlier runs included; 0: export only")
     parser.add_argument("--work", type=Path, default=data.WORK, help="checkpoints and latents go here")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())

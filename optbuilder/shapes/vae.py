@@ -71,8 +71,6 @@ def load(work: Path) -> AutoencoderKL:
     """The trained autoencoder: averaged weights, and the latents' measured scale in its config."""
     vae = build().eval()
     vae.load_state_dict(torch.load(work / "vae.pt", weights_only=True)["average"])
-    if (work / "decoder.pt").exists():
-        vae.load_state_dict(torch.load(work / "decoder.pt", weights_only=True)["average"], strict=False)
     vae.register_to_config(**torch.load(work / "latents.pt", weights_only=True, mmap=True)["config"])
     return vae
 

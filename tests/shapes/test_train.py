@@ -10,7 +10,7 @@ from types import ModuleType
 
 import pytest
 import torch
-from diffusers import DiffusionPipeline
+from diffusers import AutoencoderKL, DiffusionPipeline
 
 from optbuilder.shapes import data, decoder, flux, loop, sdxl, vae
 
@@ -78,12 +78,15 @@ def test_a_resumed_run_ends_where_an_unbroken_one_does(
 def test_the_decoder_trains_alone(work: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(decoder, "BATCH", 4)
     monkeypatch.setattr(data, "PICTURES", 40)
-    copied = shutil.copytree(work, tmp_path / "work")
-    before = vae.load(copied).state_dict()
-    decoder.train(copied, loop.Budget(steps=2))
-    after = vae.load(copied).state_dict()
-    changed = {name.split(".")[0] for name, weight in after.items() if not torch.equal(weight, before[name])}
-    assert changed == {"decoder", "post_quant_conv"}
+    folders = tuple(tmp_path / name for name in ("first", "second"))
+    for folder in folders:
+        shutil.copytree(sdxl.FOLDER / "vae", folder / "vae")
+    before = AutoencoderKL.from_pretrained(folders[0] / "vae").state_dict()
+    decoder.train(work, loop.Budget(steps=2), folders)
+    for folder in folders:
+        after = AutoencoderKL.from_pretrained(folder / "vae").state_dict()
+        changed = {name.split(".")[0] for name, weight in after.items() if not torch.equal(weight, before[name])}
+        assert changed == {"decoder", "post_quant_conv"}
 
 
 def test_kill_9_leaves_a_usable_checkpoint(tmp_path: Path) -> None:
