@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from optbuilder.builder import Plan, Transform
+from optbuilder.compare import unfair
 from optbuilder.quality import below, compared
 from optbuilder.request import Image
 from optbuilder.runner import Result
@@ -40,7 +42,7 @@ def against_baseline(
         "below_floor": below(quality, floors),
         "lossless_declared": lossless,
         "shapes": shapes_kept(result.images, reference.images) if plan.model.repo_id.startswith("package:") else None,
-        "speed": speed(reference, result, setup_s - reference_setup_s),
+        "speed": speed(call_seconds(reference), result, setup_s - reference_setup_s),
     }
 
 
@@ -59,12 +61,24 @@ def noise_floors(plan: Plan, reference: Result, show: Callable[[str, int, int], 
     return found
 
 
-def against_run(directory: Path, images: Sequence[Image]) -> dict[str, Any]:
-    """Quality beside the pictures of an earlier run directory, which must have the same prompts and seeds."""
-    return {"against": str(directory), **compared(images, recorded(directory))}
+def against_run(directory: Path, plan: Plan, result: Result, setup_s: float, here: Mapping[str, Any]) -> dict[str, Any]:
+    """Quality beside an earlier run directory, which must have the same prompts and seeds, and speed if the environment
+    there was like the one `here`."""
+    reference = pictures(directory)
+    images = [replace(image, pixels=(image.pixels * 255).round() / 255) for image in result.images]  # as a PNG holds it
+    found = {"against": str(directory), **compared(images, reference)}
+    if plan.model.repo_id.startswith("package:"):
+        found["shapes"] = shapes_kept(images, reference)
+    metrics = json.loads((directory / "metrics.json").read_text())
+    found["unfair"] = list(unfair(metrics.get("environment", {}), here))
+    if "latency" in metrics and not found["unfair"]:
+        calls = metrics["latency"]["call_s"]
+        extra_s = setup_s - setup_seconds(metrics["phases"], metrics["phases"]["first_call_s"], calls["median"])
+        found["speed"] = speed(calls["samples"], result, extra_s)
+    return found
 
 
-def recorded(directory: Path) -> list[Image]:
+def pictures(directory: Path) -> list[Image]:
     """The pictures of a run directory, with the prompt and seed that each PNG carries."""
     import numpy as np
     from PIL import Image as Picture
@@ -77,9 +91,9 @@ def recorded(directory: Path) -> list[Image]:
     return found
 
 
-def speed(reference: Result, result: Result, extra_setup_s: float) -> dict[str, Any]:
+def speed(before: list[float], result: Result, extra_setup_s: float) -> dict[str, Any]:
     """How many times faster a call is, with its interval, and after how many pictures the set-up has paid off."""
-    before, after = ([call.seconds for _, call in r.timed] for r in (reference, result))
+    after = call_seconds(result)
     each = len(result.images) / len({number for number, _ in result.timed})
     saved = (statistics.median(before) - statistics.median(after)) / each
     return {
@@ -87,6 +101,10 @@ def speed(reference: Result, result: Result, extra_setup_s: float) -> dict[str, 
         "break_even_images": max(0.0, extra_setup_s) / saved if saved > 0 else None,
         "baseline_calls_s": before,
     }
+
+
+def call_seconds(result: Result) -> list[float]:
+    return [call.seconds for _, call in result.timed]
 
 
 def shapes_kept(images: Sequence[Image], reference: Sequence[Image]) -> dict[str, Any]:

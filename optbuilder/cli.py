@@ -19,12 +19,11 @@ from optbuilder.builder import resolve
 from optbuilder.directories import is_worker
 from optbuilder.errors import Refused, nearest
 from optbuilder.folders import CONF
-from optbuilder.isolation import earlier, isolated
+from optbuilder.isolation import isolated
 from optbuilder.job import Outcome, generate, refused
 from optbuilder.options import options
 from optbuilder.overrides import explained, prepared, translated
 from optbuilder.record import plan_json
-from optbuilder.results import write_results
 from optbuilder.show import print_options, print_plan, print_summary, print_sweep
 from optbuilder.usage import usage
 
@@ -39,12 +38,12 @@ def main() -> None:
         sys.exit(print(usage(CONF)))
     outcomes: list[Any] = []
 
-    @hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")
     def task(cfg: DictConfig) -> None:
         outcomes.append(act(cfg, HydraConfig.get()))
 
+    task.outcomes = outcomes  # type: ignore[attr-defined] - a sweeper puts there how its jobs ended, wherever they ran
     with translated(CONF):
-        task()
+        hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")(task)()
     sys.exit(report(outcomes))
 
 
@@ -68,26 +67,20 @@ def act(cfg: DictConfig, hydra_config: DictConfig) -> Any:
 
 
 def run_job(config: Mapping[str, Any], hydra_config: DictConfig) -> Outcome:
-    """Generate: a single job in this process, those of a grid each in one of its own, unless an earlier start of the
-    same grid has done it already."""
+    """Generate: a single job in this process, those of a grid each in one of its own."""
     directory, choices = Path(hydra_config.runtime.output_dir), hydra_config.runtime.choices
-    if hydra_config.mode == RunMode.MULTIRUN:
-        try:
-            if (done := earlier(config, directory)) is not None:
-                return done
-        except Refused as error:
-            return refused(directory, error.reasons)  # not recorded: the record there is another job's
-        if config["run"]["isolation"] != "none":
-            return isolated(
-                config, dict(choices), directory, OmegaConf.to_container(hydra_config.job_logging, resolve=True)
-            )
+    if hydra_config.mode == RunMode.MULTIRUN and config["run"]["isolation"] != "none":
+        return isolated(
+            config, dict(choices), directory, OmegaConf.to_container(hydra_config.job_logging, resolve=True)
+        )
     return generate(config, choices, directory, record=not is_worker())
 
 
 def show_plan(config: Mapping[str, Any], choices: Mapping[str, str]) -> Outcome:
     plan = resolve(config, choices)
-    print_plan(plan_json(plan, ""))
-    return Outcome("refused" if plan.refusals else "ok", Path(), plan.refusals)
+    told = plan_json(plan, "")
+    print_plan(told)
+    return Outcome("refused" if plan.refusals else "ok", Path(), plan.refusals, plan=told)
 
 
 def show_options(config: Mapping[str, Any]) -> Outcome:
@@ -116,13 +109,14 @@ def report(outcomes: list[Outcome]) -> int:
     """Print how the jobs ended, and return the exit code: of a grid, refused jobs are results, not mistakes."""
     if is_worker():
         outcomes = []
-    if len(outcomes) > 1:
-        print_sweep(outcomes)
-    if len(outcomes) > 1 and any(outcome.metrics for outcome in outcomes):
-        stages = {t["stage"]: None for outcome in outcomes for t in outcome.plan.get("transforms", [])}
-        print(write_results(outcomes[0].directory.parent, outcomes, list(stages)))
-    elif outcomes and outcomes[0].metrics and outcomes[0].status != "refused":
-        print_summary(outcomes[0])
+    recorded = [outcome for outcome in outcomes if outcome.metrics]
+    if len(recorded) > 1:
+        print_sweep({outcome.directory.name: outcome for outcome in recorded}, told=("refused", "skipped"))
+        print(*(recorded[0].directory.parent / name for name in ("results.csv", "report.html")), sep="\n")
+    elif len(outcomes) > 1:
+        print_sweep({str(number): outcome for number, outcome in enumerate(outcomes)})
+    elif recorded and recorded[0].status != "refused":
+        print_summary(recorded[0])
     for reason in (r for outcome in outcomes[:1] for r in outcome.reasons if len(outcomes) == 1):
         print(reason, file=sys.stderr)
     statuses = {outcome.status for outcome in outcomes}

@@ -120,10 +120,10 @@ def contact_sheet(one: Path, other: Path) -> Path | None:
     import numpy as np
     from PIL import Image
 
-    from optbuilder.baseline import recorded
+    from optbuilder.baseline import pictures
 
-    seen = {(image.prompt, image.seed): image.pixels for image in recorded(one)}
-    pairs = [(seen[key], i.pixels) for i in recorded(other) if (key := (i.prompt, i.seed)) in seen]
+    seen = {(image.prompt, image.seed): image.pixels for image in pictures(one)}
+    pairs = [(seen[key], i.pixels) for i in pictures(other) if (key := (i.prompt, i.seed)) in seen]
     same_size = [(a, b) for a, b in pairs if a.shape == b.shape]
     if not same_size:
         return None

@@ -12,7 +12,12 @@ from typing import Any
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf
 
-CHANGES_NOTHING = ("run.isolation", "run.timeout_s", "track")  # overrides that leave every result as it is
+CHANGES_NOTHING = (
+    "run.isolation",
+    "run.timeout_s",
+    "track",
+    "sweep.retry",
+)  # overrides that leave every result as it is
 
 
 class ExclusiveDirectory(Callback):

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-import json
+import hashlib
 import logging.config
 import multiprocessing
+import os
 import signal
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock
+
 from optbuilder.builder import resolve
 from optbuilder.errors import Refused
-from optbuilder.job import Outcome, failed, generate
+from optbuilder.job import Outcome, failed, generate, recorded
 from optbuilder.record import job_key, plan_json
 
 
@@ -30,19 +34,33 @@ def isolated(
     except Refused:
         return generate(config, choices, directory)
     process = _context().Process(target=_job, args=(config, dict(choices), directory, log_settings), daemon=False)
-    process.start()
-    try:
-        process.join(plan.run.timeout_s)
-        reason = _why_it_ended(process.exitcode, plan.run.timeout_s)
-    finally:
-        process.kill()
-        process.join()
+    with alone_on(plan.machine.device):
+        process.start()
+        try:
+            process.join(plan.run.timeout_s)
+            reason = _why_it_ended(process.exitcode, plan.run.timeout_s)
+        finally:
+            process.kill()
+            process.join()
     if reason is None:
         return recorded(directory)
     return failed(config, directory, plan_json(plan, job_key(config)), reason)
 
 
+def alone_on(device: str) -> FileLock:
+    """Waits while a job of any other grid on this machine runs on the same device (a CPU: the same cores).
+
+    Two jobs that time themselves at once measure each other. The lock ends with the process that holds it.
+    """
+    seen = os.environ.get("CUDA_VISIBLE_DEVICES", "") if device != "cpu" else sorted(os.sched_getaffinity(0))
+    name = hashlib.sha256(f"{device} {seen}".encode()).hexdigest()[:12]
+    return FileLock(Path(tempfile.gettempdir(), f"optbuilder-{name}.lock"), mode=0o666)
+
+
 def _context() -> Any:
+    multiprocessing.set_start_method(
+        "forkserver", force=True
+    )  # a child asks for the parent's: joblib's is none it knows
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["optbuilder.preload"])
     return context
@@ -52,7 +70,7 @@ def _job(
     config: Mapping[str, Any], choices: Mapping[str, str], directory: Path, log_settings: Mapping[str, Any]
 ) -> None:
     logging.config.dictConfig(dict(log_settings))
-    generate(config, choices, directory)
+    generate(config, choices, directory, bars=False)
 
 
 def _why_it_ended(exitcode: int | None, timeout_s: float | None) -> str | None:
@@ -64,26 +82,3 @@ def _why_it_ended(exitcode: int | None, timeout_s: float | None) -> str | None:
         hint = ": the system may have run out of memory" if name == "SIGKILL" else ""
         return f"the job's process was ended by {name}{hint}"
     return None if exitcode == 0 else f"the job's process ended with exit code {exitcode}"
-
-
-def recorded(directory: Path) -> Outcome:
-    """The outcome that a run directory tells of."""
-    plan, metrics = (json.loads((directory / f"{name}.json").read_text()) for name in ("plan", "metrics"))
-    return Outcome(metrics["status"], directory, metrics["reasons"], metrics, plan)
-
-
-def earlier(config: Mapping[str, Any], directory: Path) -> Outcome | None:
-    """What a sweep that goes on finds of a job: its outcome if it ended well, None where it is to run (again).
-
-    Raises `Refused` where the directory holds another job: of another config, or of other versions.
-    """
-    if not (directory / "metrics.json").is_file():
-        return None
-    found = recorded(directory)
-    if found.metrics.get("job_key") != job_key(config):
-        raise Refused(
-            f"{str(directory)!r} holds another job (its config or versions differ). Use another hydra.sweep.dir."
-        )
-    if found.status != "ok":
-        return None
-    return Outcome("skipped", directory, [], found.metrics, found.plan)

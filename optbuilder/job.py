@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 import logging
 import sys
 import time
@@ -38,16 +39,19 @@ class Outcome:
     profile: str = ""
 
 
-def generate(config: Mapping[str, Any], choices: Mapping[str, str], directory: Path, *, record: bool = True) -> Outcome:
+def generate(
+    config: Mapping[str, Any], choices: Mapping[str, str], directory: Path, *, record: bool = True, bars: bool = True
+) -> Outcome:
     """Plan, load, apply, run and record one job in `directory`. A failure is recorded as well, and does not raise.
 
-    `record=False` computes and leaves nothing: of several processes that share a job, one records it.
+    `record=False` computes and leaves nothing: of several processes that share a job, one records it. `bars=False`
+    shows no progress, where a terminal has something else to show.
     """
     outcome = Outcome("failed", directory)
     try:
         plan = resolve(config, choices)
         outcome.plan = plan_json(plan, job_key(config))
-        _run(plan.require(), outcome)
+        _run(plan.require(), outcome, bars)
     except Refused as refused:
         outcome.status, outcome.reasons = "refused", refused.reasons
     except (NoEffect, UnexpectedHooks) as error:
@@ -85,6 +89,12 @@ def refused(directory: Path, reasons: list[str], *, record: bool = False) -> Out
     return outcome
 
 
+def recorded(directory: Path) -> Outcome:
+    """The outcome that a run directory tells of."""
+    plan, metrics = (json.loads((directory / f"{name}.json").read_text()) for name in ("plan", "metrics"))
+    return Outcome(metrics["status"], directory, metrics["reasons"], metrics, plan)
+
+
 def failed(config: Mapping[str, Any], directory: Path, plan: dict[str, Any], reason: str) -> Outcome:
     """The recorded outcome of a job whose process ended before it could record anything."""
     outcome = Outcome("failed", directory, [reason], plan=plan)
@@ -102,7 +112,7 @@ def _head(config: Mapping[str, Any], outcome: Outcome) -> dict[str, Any]:
     }
 
 
-def _run(plan: Plan, outcome: Outcome) -> None:
+def _run(plan: Plan, outcome: Outcome, bars: bool) -> None:
     hush()
     start = time.perf_counter()
     import diffusers  # noqa: F401 - the import is a phase of its own
@@ -112,7 +122,7 @@ def _run(plan: Plan, outcome: Outcome) -> None:
 
     phases = {"import_s": time.perf_counter() - start}
     to_run_log()
-    with preserved(), progress(sys.stderr.isatty()) as show:
+    with preserved(), progress(bars and sys.stderr.isatty()) as show:
         _measured(plan, outcome, phases, show)
     gc.collect()  # modules and their hooks refer to each other; the next job needs the room
 
@@ -149,10 +159,11 @@ def _quality(plan: Plan, result: Result, measured: Mapping[str, Any], show: Any)
 
     if plan.run.compare is None:
         return None
-    if plan.run.compare != "baseline":
-        return against_run(Path(plan.run.compare), result.images)
     phases, call_s = measured["phases"], measured["latency"]["call_s"]["median"]
-    return against_baseline(plan, result, setup_seconds(phases, phases["first_call_s"], call_s), show)
+    setup_s = setup_seconds(phases, phases["first_call_s"], call_s)
+    if plan.run.compare != "baseline":
+        return against_run(Path(plan.run.compare), plan, result, setup_s, measured["environment"])
+    return against_baseline(plan, result, setup_s, show)
 
 
 def _built(plan: Plan, phases: dict[str, Any], show: Any) -> tuple[Any, list[Effect], Memory]:

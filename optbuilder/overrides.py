@@ -15,7 +15,7 @@ from hydra.errors import ConfigCompositionException, HydraException, MissingConf
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import InterpolationResolutionError, MissingMandatoryValue, OmegaConfBaseException
 
-from optbuilder.errors import nearest
+from optbuilder.errors import Refused, nearest
 
 TEXTS = ("run.prompts", "run.prompts_file", "run.negative_prompt", "model.repo_id")
 
@@ -50,6 +50,8 @@ def translated(conf: Path) -> Iterator[None]:
         yield
     except (HydraException, OmegaConfBaseException) as error:
         message = explained(error, conf, sys.argv[1:])
+    except Refused as refused:
+        message = str(refused)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         sys.exit(130)
@@ -97,7 +99,7 @@ def _unparsed(override: str) -> str:
         return f"{override!r}: this is no override. Write key=value, for example precision=bf16."
     if value.startswith("["):
         items = ", ".join(QuotedString(i.strip(), Quote.double).with_quotes() for i in value.strip("[]").split(","))
-        fix = f"Write '{key}=[{items}]', or use run.prompts_file=<file>."
+        fix = f"Write '{key}=[{items}]'" + (", or use run.prompts_file=<file>." if key in TEXTS else ".")
         return f"{override!r}: texts in a list need quotes of their own. {fix}"
     return f"{override!r}: this value needs quotes. Write '{key}={QuotedString(value, Quote.double).with_quotes()}'."
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -16,22 +17,42 @@ from optbuilder.environment import versions
 from optbuilder.request import Image
 
 SCHEMA_VERSION = 1
-_VOLATILE = ("hydra", "action", "track")
-_VOLATILE_RUN = ("isolation", "timeout_s", "profile")
+_VOLATILE = ("hydra", "action", "track", "sweep")
+_VOLATILE_RUN = ("isolation", "timeout_s", "profile", "compare", "compile_floor")
+
+
+@contextmanager
+def completed(path: Path) -> Iterator[Path]:
+    """A temporary name beside `path` to write to, renamed once all is written: the file is complete or not there."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        yield temporary
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def write_json(path: Path, content: Any) -> None:
-    """Write JSON to a temporary name beside `path`, then rename it."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_text(json.dumps(content, indent=2, ensure_ascii=False, default=str) + "\n", encoding="utf-8")
-    temporary.replace(path)
+    """Write JSON, complete or not at all."""
+    with completed(path) as temporary:
+        temporary.write_text(json.dumps(content, indent=2, ensure_ascii=False, default=str) + "\n", encoding="utf-8")
 
 
 def job_key(config: Mapping[str, Any]) -> str:
     """Twelve hex digits that name a job: its resolved config without what cannot change the result, and versions."""
     kept = {k: v for k, v in config.items() if k not in _VOLATILE}
     kept["run"] = {k: v for k, v in (config.get("run") or {}).items() if k not in _VOLATILE_RUN}
-    content = {"config": kept, "versions": versions()}
+    return _digest({"config": kept, "versions": versions()})
+
+
+def plan_key(plan: Plan) -> str:
+    """Twelve hex digits that name what a plan does: two configs that come to the same have the same."""
+    run = {key: value for key, value in asdict(plan.run).items() if key not in _VOLATILE_RUN}
+    transforms = [(t.stage, t.function.__qualname__, t.options) for t in plan.transforms]
+    return _digest([plan.model.repo_id, plan.machine.device, plan.load, transforms, run, plan.call])
+
+
+def _digest(content: Any) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()[:12]
 
 
@@ -81,8 +102,7 @@ def write_images(directory: Path, images: Sequence[Image], key: str) -> list[str
         for name, value in {"prompt": image.prompt, "seed": str(image.seed), "job_key": key}.items():
             text.add_itxt(name, value)
         target = folder / f"{number:04d}.png"
-        temporary = target.with_name(f".{target.name}.{os.getpid()}")
-        VaeImageProcessor.numpy_to_pil(image.pixels)[0].save(temporary, format="PNG", pnginfo=text)
-        temporary.replace(target)
+        with completed(target) as temporary:
+            VaeImageProcessor.numpy_to_pil(image.pixels)[0].save(temporary, format="PNG", pnginfo=text)
         names.append(f"images/{target.name}")
     return names

@@ -8,10 +8,13 @@ benchmarks/collated_results.csv): a job without compilation fills `time_plain_s`
 from __future__ import annotations
 
 import csv
-import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+
+from optbuilder.job import Outcome, recorded
+from optbuilder.record import completed
 
 PUBLISHED = (
     "scenario", "model_cls", "num_params_M", "flops_M", "time_plain_s", "mem_plain_GB", "time_compile_s",
@@ -20,29 +23,79 @@ PUBLISHED = (
 OWN = (
     "job", "status", "reason", "job_key", "call_s_low", "call_s_high", "call_s_p90", "images_per_s", "step_s", "load_s",
     "first_call_s", "compile_s", "rss_peak_bytes", "device_peak_bytes", "weights_bytes", "psnr_min", "ssim_min",
-    "speedup",
+    "speedup", "speedup_low", "speedup_high", "memory_ratio", "break_even_images", "baseline",
 )  # fmt: skip
 
 
-def write_results(directory: Path, outcomes: Sequence[Any], stages: Sequence[str]) -> Path:
-    """Write results.csv, complete or not there; a column for each stage's option follows the others."""
-    target = directory / "results.csv"
-    temporary = target.with_name(f".{target.name}.{os.getpid()}")
-    with temporary.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, [*PUBLISHED, *OWN, *stages], restval="")
+def jobs(directory: Path) -> dict[str, Outcome]:
+    """What every job of a grid has left, by its folder's name: those of the grid in their order, then baselines."""
+    names = [path.parent.name for path in directory.glob("*/metrics.json")]
+    ordered = sorted(names, key=lambda name: (not name.isdigit(), int(name) if name.isdigit() else 0, name))
+    return {name: recorded(directory / name) for name in ordered}
+
+
+def write_results(directory: Path) -> Path:
+    """Write results.csv, and results.parquet where pyarrow is installed, each complete or not there.
+
+    A column for each stage's option follows the others.
+    """
+    found = rows(jobs(directory))
+    stages = {name: None for row in found for name in row if name not in {*PUBLISHED, *OWN}}
+    columns = [*PUBLISHED, *OWN, *stages]
+    with completed(directory / "results.csv") as path, path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, columns, restval="")
         writer.writeheader()
-        writer.writerows(row(number, outcome) for number, outcome in enumerate(outcomes))
-    temporary.replace(target)
-    return target
+        writer.writerows(found)
+    if find_spec("pyarrow"):
+        _write_parquet(directory / "results.parquet", columns, found)
+    return directory / "results.csv"
 
 
-def row(number: int, outcome: Any) -> dict[str, Any]:
-    """The row of one job; a job that was refused or failed has its status and reason, and no figures."""
+def _write_parquet(target: Path, columns: list[str], found: list[dict[str, Any]]) -> None:
+    from pyarrow import Table, parquet
+
+    cells = {name: [row.get(name, "") for row in found] for name in columns}
+    texts = {name for name, values in cells.items() if any(isinstance(v, str) and v for v in values)}
+    typed = {
+        name: [str(v) for v in values] if name in texts else [None if v == "" else v for v in values]
+        for name, values in cells.items()
+    }
+    with completed(target) as path:
+        parquet.write_table(Table.from_pydict(typed), path)
+
+
+def rows(outcomes: Mapping[str, Outcome]) -> list[dict[str, Any]]:
+    """One row per job; a job that was refused or failed has its status and reason, and no figures."""
+    return [row(name, outcome, outcomes) for name, outcome in outcomes.items()]
+
+
+def row(name: str, outcome: Outcome, others: Mapping[str, Outcome]) -> dict[str, Any]:
+    """The row of one job; `others` are the grid's, among them its baseline."""
     chosen = {t["stage"]: t["option"] for t in outcome.plan.get("transforms", [])}
-    found = {"job": number, "status": outcome.status, "reason": " ".join(outcome.reasons), **chosen}
+    found = {"job": name, "status": outcome.status, "reason": " ".join(outcome.reasons), **chosen}
     found["job_key"] = outcome.metrics.get("job_key", "")
     found["scenario"] = outcome.plan.get("model", {}).get("repo_id", "")
-    return {**found, **_figures(outcome.plan, outcome.metrics)} if "latency" in outcome.metrics else found
+    if "latency" not in outcome.metrics:
+        return found
+    return found | _figures(outcome.plan, outcome.metrics) | _beside(outcome.metrics, others)
+
+
+def _beside(metrics: Mapping[str, Any], others: Mapping[str, Outcome]) -> dict[str, Any]:
+    """What stands beside the baseline's."""
+    quality = metrics["quality"] or {}
+    name, speed = Path(quality.get("against", "")).name, quality.get("speed") or {}
+    low, high = speed.get("interval") or ("", "")
+    found = {"baseline": name, "speedup": speed.get("speedup", ""), "speedup_low": low, "speedup_high": high}
+    found["break_even_images"] = "" if speed.get("break_even_images") is None else speed["break_even_images"]
+    if name in others and "latency" in others[name].metrics:
+        found["memory_ratio"] = _peak(metrics) / _peak(others[name].metrics)
+    return found
+
+
+def _peak(metrics: Mapping[str, Any]) -> float:
+    """The peak of the run in bytes: of the device where it has memory of its own, else of the process."""
+    peak = metrics["memory"]["phases"]["run"]
+    return peak["device_allocated_peak_bytes"] or peak["rss_peak_bytes"]
 
 
 def _figures(plan: Mapping[str, Any], metrics: Mapping[str, Any]) -> dict[str, Any]:
@@ -55,7 +108,7 @@ def _figures(plan: Mapping[str, Any], metrics: Mapping[str, Any]) -> dict[str, A
     return {
         "model_cls": _denoiser(plan["model"]["components"]),
         f"time_{kind}_s": call["median"],
-        f"mem_{kind}_GB": (peak["device_allocated_peak_bytes"] or peak["rss_peak_bytes"]) / 1e9,
+        f"mem_{kind}_GB": _peak(metrics) / 1e9,
         "fullgraph": "" if compiled is None else compiled.get("fullgraph", ""),
         "mode": "" if compiled is None else compiled.get("mode") or "default",
         "github_sha": (metrics["environment"]["git"] or {}).get("commit", ""),
@@ -71,7 +124,6 @@ def _figures(plan: Mapping[str, Any], metrics: Mapping[str, Any]) -> dict[str, A
         "weights_bytes": sum(sum(sizes.values()) for sizes in memory["weights_bytes"].values()),
         "psnr_min": quality.get("psnr_min", ""),
         "ssim_min": quality.get("ssim_min", ""),
-        "speedup": quality.get("speed", {}).get("speedup", ""),
     }
 
 

@@ -30,15 +30,14 @@ def interval(samples: Sequence[float]) -> list[float] | None:
     """The 95% interval of the median, by resampling; None for a single sample, which says nothing about it."""
     if len(samples) < 2:
         return None
-    return _percentiles(np.median(_resampled(samples), axis=1))
+    return _percentiles(medians(samples))
 
 
 def ratio(before: Sequence[float], after: Sequence[float]) -> dict[str, Any]:
     """How many times smaller the median of `after` is than that of `before`, with its 95% interval."""
     found = {"ratio": statistics.median(before) / statistics.median(after), "interval": None}
     if len(before) > 1 and len(after) > 1:
-        medians = (np.median(_resampled(s, seed), axis=1) for seed, s in enumerate((before, after)))
-        found["interval"] = _percentiles(np.divide(*medians))
+        found["interval"] = _percentiles(medians(before, 0) / medians(after, 1))
     return found
 
 
@@ -69,9 +68,10 @@ def unsteady(samples: Sequence[float]) -> list[str]:
     return found
 
 
-def _resampled(samples: Sequence[float], seed: int = 0) -> Any:
+def medians(samples: Sequence[float], seed: int = 0) -> Any:
+    """The medians that as many other measurements might have had (bootstrap)."""
     values = np.asarray(samples, dtype=float)
-    return np.random.default_rng(seed).choice(values, (RESAMPLES, len(values)))
+    return np.median(np.random.default_rng(seed).choice(values, (RESAMPLES, len(values))), axis=1)
 
 
 def _percentiles(values: Any) -> list[float]:

@@ -52,6 +52,25 @@ class Run:
     timeout_s: float | None = None
 
 
+@dataclass
+class SweepSettings:
+    """How a grid runs: with a baseline for every model and run, and what of an earlier start runs again."""
+
+    baseline: bool = True
+    retry: str = "failed"
+    ladder: list[str] = field(default_factory=list)
+
+
+def sweep_settings(values: Mapping[str, Any]) -> SweepSettings:
+    """The grid's settings. Raises `Refused` with one line for each that is wrong."""
+    known, problems = conform(SweepSettings, values, "sweep")
+    if not problems and known["retry"] not in (retries := ("none", "failed", "refused", "all")):
+        problems = [f"sweep.retry={known['retry']!r}: it is not one of: {', '.join(retries)}."]
+    if problems:
+        raise Refused(*problems)
+    return SweepSettings(**known)
+
+
 def run_settings(values: Mapping[str, Any], defaults: Mapping[str, Any]) -> tuple[Run, list[str]]:
     """The run's settings, with the model's defaults where they say null, and one line for each that is wrong."""
     known, problems = conform(Run, values, "run")

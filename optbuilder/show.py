@@ -141,28 +141,55 @@ def print_options(found: Sequence[Any], model: str) -> None:
     wide_console().print(table)
 
 
-def print_sweep(outcomes: Sequence[Any]) -> None:
-    """One line per job of a grid, then the reasons of those that are not ok, each once with its jobs."""
-    table = Table("job", "status", "techniques", "latency s", "images/s", "peak memory")
-    reasons: dict[str, list[str]] = {}
-    for number, outcome in enumerate(outcomes):
-        names = " ".join(f"{t['stage']}={t['option']}" for t in outcome.plan.get("transforms", []))
-        status = Text(outcome.status, style=_STYLES.get(outcome.status, "bold red"))
-        table.add_row(str(number), status, names, *_row(outcome.metrics))
-        for reason in outcome.reasons:
-            reasons.setdefault(reason, []).append(str(number))
+def print_sweep(outcomes: Mapping[str, Any], told: Sequence[str] = ()) -> None:
+    """One line per job of a grid, then the reasons of those that are not ok, each once with its jobs.
+
+    `told` are the statuses whose reasons stand on the screen already.
+    """
     console = wide_console()
-    console.print(table)
-    for reason, jobs in reasons.items():
-        console.print(f"job {', '.join(jobs)}: {reason}", markup=False)
+    console.print(sweep_table(outcomes))
+    reasons: dict[str, list[str]] = {}
+    for name, outcome in outcomes.items():
+        for reason in outcome.reasons if outcome.status not in told else ():
+            reasons.setdefault(reason, []).append(name)
+    for reason, names in reasons.items():
+        console.print(f"job {', '.join(names)}: {reason}", markup=False)
+
+
+def sweep_table(outcomes: Mapping[str, Any], caption: str = "") -> Table:
+    """A line per job: how it ended, what was applied, and its figures beside the baseline's."""
+    table = Table("job", "status", "techniques", "latency s", "speed-up", "peak memory", "PSNR dB", caption=caption)
+    for name, outcome in outcomes.items():
+        status = Text(outcome.status, style=_STYLES.get(outcome.status, "bold red"))
+        table.add_row(name, status, _techniques(outcome), *_row(outcome.metrics))
+    return table
+
+
+def sweep_line(name: str, outcome: Any) -> str:
+    """The same in one plain line, for where there is no terminal."""
+    latency, speedup, memory, psnr = _row(outcome.metrics)
+    figures = [f"{latency} s" if latency else "", speedup, memory, f"PSNR {psnr}" if psnr else "", *outcome.reasons]
+    return ", ".join(
+        [f"job {name} {outcome.status}: {_techniques(outcome) or 'nothing applied'}", *filter(None, figures)]
+    )
+
+
+def _techniques(outcome: Any) -> str:
+    return " ".join(f"{t['stage']}={t['option']}" for t in outcome.plan.get("transforms", []))
 
 
 def _row(metrics: Mapping[str, Any]) -> list[str]:
     if "latency" not in metrics:
-        return ["", "", ""]
-    times, peak = metrics["latency"], metrics["memory"]["phases"]["run"]
-    memory = peak["device_allocated_peak_bytes"] or peak["rss_peak_bytes"]
-    return [f"{times['call_s']['median']:.3f}", f"{times['images_per_s']:.2f}", bytes_text(memory)]
+        return [""] * 4
+    quality, peak = metrics["quality"] or {}, metrics["memory"]["phases"]["run"]
+    speed = quality.get("speed") or {}
+    low, high = speed.get("interval") or ("", "")
+    return [
+        f"{metrics['latency']['call_s']['median']:.3f}",
+        f"{speed['speedup']:.2f}x" + (f" ({low:.2f} to {high:.2f})" if low else "") if speed else "",
+        bytes_text(peak["device_allocated_peak_bytes"] or peak["rss_peak_bytes"]),
+        f"{float(quality['psnr_min']):.1f}" if quality else "",
+    ]
 
 
 def wide_console() -> Console:

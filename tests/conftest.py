@@ -4,7 +4,8 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -61,15 +62,17 @@ def of(folder: Path) -> list[str]:
 
 
 @pytest.fixture
-def ob(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
+def ob(tmp_path: Path) -> Iterator[Callable[..., subprocess.CompletedProcess[str]]]:
     """`python -m optbuilder` as a user starts it, in an empty folder."""
 
     def start(*arguments: str, cwd: Path = tmp_path, **environment: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "optbuilder", *arguments]
-        env = {**os.environ, "OMP_NUM_THREADS": "1", **environment}
+        env = {**os.environ, "OMP_NUM_THREADS": "1", "TMPDIR": temporary, **environment}
         return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=600)
 
-    return start
+    # Grids wait for each other through a lock in the temporary folder. It is no tmp_path: sockets need a short name.
+    with tempfile.TemporaryDirectory(prefix="ob") as temporary:
+        yield start
 
 
 @pytest.fixture

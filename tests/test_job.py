@@ -81,7 +81,7 @@ def test_what_a_run_left_reproduces_it(main, tiny, tmp_path):
 
 def test_a_grid_is_a_job_per_combination_and_refused_cells_are_rows(main, tiny, tmp_path):
     grid = ["precision=fp32,bf16", "compile=none,regional", "quant=none,fp8_dynamic", "compile.backend=eager"]
-    code, out, err = main("-m", *of(tiny["sdxl"]), *grid)
+    code, out, err = main("-m", *of(tiny["sdxl"]), *grid, "sweep.baseline=false")
     found = sorted(tmp_path.glob("outputs/*/*/*/metrics.json"), key=lambda p: int(p.parent.name))
     statuses = [read(path)["status"] for path in found]
     assert code == 0 and len(found) == 8
@@ -104,7 +104,7 @@ def test_a_failing_job_of_a_grid_is_recorded_and_the_others_run(main, tiny, tmp_
         return load(model, arguments, device)
 
     monkeypatch.setattr(pipeline, "load", fail)
-    code, out, _ = main("-m", *of(tiny["sdxl"]), "precision=bf16,fp32", "run.isolation=none")
+    code, out, _ = main("-m", *of(tiny["sdxl"]), "precision=bf16,fp32", "run.isolation=none", "sweep.baseline=false")
     found = sorted(tmp_path.glob("outputs/*/*/*/metrics.json"))
     metrics = [read(path) for path in found]
     assert code == 1

@@ -152,9 +152,8 @@ def test_p80_jobs_of_a_grid_do_not_see_each_others_switches(main, tiny, tmp_path
     import torch._inductor.config as inductor
     import torch.fx.experimental._config as fx
 
-    code, _, _ = main(
-        "-m", *of(tiny["flux"]), "compile=dynamic,regional", "attention=native_math,none", "compile.backend=eager"
-    )
+    grid = ["compile=dynamic,regional", "attention=native_math,none", "compile.backend=eager", "sweep.baseline=false"]
+    code, _, _ = main("-m", *of(tiny["flux"]), *grid)
     found = [read(p)["counters"] for p in sorted(tmp_path.glob("outputs/*/*/*/metrics.json"))]
     assert code == 0 and [f["graphs"] for f in found] == [1, 1, 3, 3]
     kernels = [set(f["attention_kernels"]) for f in found]

@@ -1,0 +1,33 @@
+"""Where Hydra looks for its plugins: the sweeper that plans a grid before it runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from omegaconf import OmegaConf
+
+
+class Grid(BasicSweeper):
+    """The product of the command line's choices, as in Hydra's sweeper, run by `optbuilder.sweep` on any launcher."""
+
+    def setup(self, *, hydra_context: Any, task_function: Any, config: Any) -> None:
+        super().setup(hydra_context=hydra_context, task_function=task_function, config=config)
+        self.outcomes = task_function.outcomes  # where the command line looks for how the jobs ended
+
+    def sweep(self, arguments: list[str]) -> Any:
+        if self.config.action != "generate":
+            return super().sweep(arguments)
+        from optbuilder.settings import sweep_settings  # Hydra imports every plugin at its start
+        from optbuilder.sweep import sweep
+
+        settings, directory = sweep_settings(self.config.sweep), Path(self.config.hydra.sweep.dir)
+        OmegaConf.save(self.config, directory / "multirun.yaml")
+        loader = self.hydra_context.config_loader
+        parsed = OverridesParser.create(config_loader=loader).parse_overrides([*self._parse_config(), *arguments])
+        grid = self.split_arguments(parsed, None)[0]
+        self.outcomes[:] = sweep(
+            grid, settings, lambda words: loader.load_sweep_config(self.config, words), self.launcher.launch, directory
+        )

@@ -1,0 +1,1 @@
+"""report.html: what a grid found, in one file that needs no network."""

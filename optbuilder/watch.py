@@ -1,0 +1,83 @@
+"""What a terminal shows of a grid: the plan of it, then every job as it ends, with an estimate of the rest."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from rich.live import Live
+
+from optbuilder.grid import Cell
+from optbuilder.job import Outcome, recorded
+from optbuilder.show import sweep_line, sweep_table, wide_console
+
+EVERY_S = 0.5
+
+
+def announce(everything: Sequence[Cell], standing: Collection[str], todo: Sequence[Cell]) -> None:
+    """How many cells there are, how many run, and why the others do not: each reason once, with its jobs."""
+    idle: dict[str, list[str]] = {}
+    for cell in everything:
+        for reason in cell.reasons or ([f"does the same as job {cell.same_as.name}"] if cell.same_as else []):
+            idle.setdefault(reason, []).append(cell.name)
+    asked = [cell for cell in everything if cell.name.isdigit()]
+    counts = {"jobs": len(asked), "baselines": len(everything) - len(asked), "to run": len(todo)}
+    counts |= {
+        "there already": len(standing),
+        "refused": sum(bool(c.reasons) for c in everything),
+        "equal": sum(bool(c.same_as) for c in everything),
+    }
+    console = wide_console()
+    console.print(", ".join(f"{count} {name}" for name, count in counts.items() if count or name == "to run"))
+    for reason, names in idle.items():
+        console.print(f"job {', '.join(names)}: {reason}", markup=False)
+
+
+@contextmanager
+def watched(todo: Sequence[Cell], directory: Path) -> Iterator[None]:
+    """Show every job as it ends, whichever process or machine it runs on: the record that it leaves tells."""
+    stop = threading.Event()
+    thread = threading.Thread(target=_watch, args=(todo, directory, stop), daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+
+
+def _watch(todo: Sequence[Cell], directory: Path, stop: threading.Event) -> None:
+    console, start, ended = wide_console(), time.time(), dict[str, Outcome]()
+    live = Live(console=console, refresh_per_second=2) if sys.stdout.isatty() and todo else None
+    with live or _nothing():
+        over = False
+        while not over:
+            over = stop.wait(EVERY_S)
+            for name, outcome in _new(todo, directory, ended, start).items():
+                ended[name] = outcome
+                if live is None:
+                    console.print(f"{sweep_line(name, outcome)}{_left(start, ended, todo)}", markup=False)
+            if live is not None:
+                live.update(sweep_table(ended, f"{len(ended)} of {len(todo)}{_left(start, ended, todo)}"))
+
+
+@contextmanager
+def _nothing() -> Iterator[None]:
+    yield
+
+
+def _new(todo: Sequence[Cell], directory: Path, ended: Collection[str], start: float) -> dict[str, Outcome]:
+    paths = {cell.name: directory / cell.name / "metrics.json" for cell in todo if cell.name not in ended}
+    return {n: recorded(p.parent) for n, p in paths.items() if p.is_file() and p.stat().st_mtime >= start - 1}
+
+
+def _left(start: float, ended: Collection[str], todo: Sequence[Cell]) -> str:
+    """An estimate, as soon as there is something to estimate from."""
+    if not ended or len(ended) == len(todo):
+        return ""
+    seconds = (time.time() - start) / len(ended) * (len(todo) - len(ended))
+    return f", about {seconds / 60:.0f} min left" if seconds > 90 else f", about {seconds:.0f} s left"
