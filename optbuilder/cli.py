@@ -24,10 +24,11 @@ from optbuilder.job import Outcome, generate, refused
 from optbuilder.options import options
 from optbuilder.overrides import explained, prepared, translated
 from optbuilder.record import plan_json
+from optbuilder.script import script
 from optbuilder.show import print_options, print_plan, print_summary, print_sweep
 from optbuilder.usage import usage
 
-ACTIONS = ("generate", "plan", "options")
+ACTIONS = ("generate", "plan", "options", "script")
 
 
 def main() -> None:
@@ -58,6 +59,8 @@ def act(cfg: DictConfig, hydra_config: DictConfig) -> Any:
             raise Refused("machine: a described machine has nothing to run on. Use action=plan or action=options.")
         if cfg.action == "generate":
             return run_job(config, hydra_config)
+        if cfg.action == "script":
+            return show_script(config, choices)
         return show_plan(config, choices) if cfg.action == "plan" else show_options(config)
     except OmegaConfBaseException as error:
         reasons = [explained(error, CONF, sys.argv[1:])]
@@ -81,6 +84,11 @@ def show_plan(config: Mapping[str, Any], choices: Mapping[str, str]) -> Outcome:
     told = plan_json(plan, "")
     print_plan(told)
     return Outcome("refused" if plan.refusals else "ok", Path(), plan.refusals, plan=told)
+
+
+def show_script(config: Mapping[str, Any], choices: Mapping[str, str]) -> Outcome:
+    print(script(resolve(config, choices).require()), end="")
+    return Outcome("ok", Path())
 
 
 def show_options(config: Mapping[str, Any]) -> Outcome:

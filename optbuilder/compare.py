@@ -11,6 +11,7 @@ from typing import Any
 from rich.table import Table
 
 from optbuilder.errors import Refused
+from optbuilder.noise import hush
 from optbuilder.show import bytes_text, wide_console
 
 UNFAIR = ("cpu", "cores", "threads", "cpu_capability", "device", "device_name", "compute_capability", "cuda")
@@ -23,6 +24,7 @@ def main() -> None:
             raise Refused(
                 f"{len(sys.argv) - 1} folders: two are compared. Write python -m optbuilder.compare RUN_A RUN_B."
             )
+        hush()
         one, other = (Path(word) for word in sys.argv[1:])
         show(one, read(one), other, read(other))
     except Refused as refused:
@@ -42,7 +44,7 @@ def show(one: Path, a: Mapping[str, Any], other: Path, b: Mapping[str, Any]) -> 
     """The comparison on the terminal, and a contact sheet where both have pictures of the same prompts and seeds."""
     console = wide_console()
     table = Table("", str(one), str(other), "")
-    for row in rows(a, b):
+    for row in [*rows(a, b), *picture_rows(one, other)]:
         table.add_row(*row)
     console.print(table)
     for line in unfair(a["metrics"].get("environment", {}), b["metrics"].get("environment", {})):
@@ -58,8 +60,49 @@ def rows(a: Mapping[str, Any], b: Mapping[str, Any]) -> Iterator[tuple[str, str,
     for key in sorted(left.keys() | right.keys()):
         if left.get(key) != right.get(key):
             yield key, str(left.get(key, "")), str(right.get(key, "")), "differs"
+    yield from _effects(a["plan"], b["plan"])
     if "latency" in a["metrics"] and "latency" in b["metrics"]:
         yield from _figures(a["metrics"], b["metrics"])
+        yield from _qualities(a["metrics"]["quality"] or {}, b["metrics"]["quality"] or {})
+
+
+def _effects(a: Mapping[str, Any], b: Mapping[str, Any]) -> Iterator[tuple[str, str, str, str]]:
+    """What each transform did, where it is not the same in both: what it said, and the facts that it changed."""
+    told = [{t["stage"]: _effect(t["effect"]) for t in p.get("transforms", []) if t["effect"]} for p in (a, b)]
+    for stage in dict.fromkeys([*told[0], *told[1]]):
+        if told[0].get(stage) != told[1].get(stage):
+            yield f"effect {stage}", *(each.get(stage, "") for each in told), ""
+
+
+def _effect(effect: Mapping[str, Any]) -> str:
+    facts: dict[str, list[str]] = {}
+    for name in effect["changes"]:
+        component, _, fact = name.rpartition(".")
+        facts.setdefault(fact, []).append(component)
+    changed = "; ".join(f"{fact} of {', '.join(components)}" for fact, components in facts.items())
+    return ". ".join([*effect["notes"], *([f"changed {changed}"] if changed else [])])
+
+
+def _qualities(a: Mapping[str, Any], b: Mapping[str, Any]) -> Iterator[tuple[str, str, str, str]]:
+    """How far each is from what it was compared with itself."""
+    for name in ("psnr_min", "ssim_min", "max_difference"):
+        if name in a or name in b:
+            yield f"quality {name}", *(f"{float(q[name]):.4g}" if name in q else "" for q in (a, b)), ""
+
+
+def picture_rows(one: Path, other: Path) -> Iterator[tuple[str, str, str, str]]:
+    """How far the second run's pictures are from the first's, of the prompts and seeds that both have."""
+    from optbuilder.baseline import pictures
+
+    first, second = pictures(one), pictures(other)
+    seen = {(image.prompt, image.seed): image.pixels.shape for image in first}
+    both = [image for image in second if seen.get((image.prompt, image.seed)) == image.pixels.shape]
+    if both:
+        from optbuilder.quality import compared
+
+        found = compared(both, first)
+        yield "pictures, second against first", "", f"PSNR {float(found['psnr_min']):.1f} dB", f"n={len(both)}"
+        yield "", "", f"SSIM {found['ssim_min']:.4f}", f"largest difference {found['max_difference']:.3f}"
 
 
 def _figures(a: Mapping[str, Any], b: Mapping[str, Any]) -> Iterator[tuple[str, str, str, str]]:
@@ -85,7 +128,7 @@ def _asked(plan: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "model": plan.get("model", {}).get("repo_id"),
         "device": plan.get("device"),
-        "run": plan.get("run", {}),
+        "run": {key: value for key, value in plan.get("run", {}).items() if key != "compare"},
         **stages,
     }
 

@@ -21,6 +21,7 @@ from optbuilder.noise import hush, to_run_log
 from optbuilder.record import SCHEMA_VERSION, job_key, plan_json, write_images, write_json
 from optbuilder.request import Image
 from optbuilder.runner import Result
+from optbuilder.script import write_script
 from optbuilder.track import send
 
 log = logging.getLogger(__name__)
@@ -51,7 +52,10 @@ def generate(
     try:
         plan = resolve(config, choices)
         outcome.plan = plan_json(plan, job_key(config))
-        _run(plan.require(), outcome, bars)
+        plan.require()
+        if record:
+            write_script(directory, plan)
+        _run(plan, outcome, bars)
     except Refused as refused:
         outcome.status, outcome.reasons = "refused", refused.reasons
     except (NoEffect, UnexpectedHooks) as error:

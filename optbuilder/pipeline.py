@@ -20,7 +20,7 @@ def load(model: Model, arguments: Mapping[str, Any], device: str = "cpu") -> Any
 
     default = torch.get_default_dtype()
     try:
-        return _load(model, arguments).to(device)
+        return from_pretrained(source(model), arguments).to(device)
     except (OSError, ValueError) as error:
         reason = " ".join(str(error).split())
         raise Refused(f"model.repo_id={model.repo_id!r}: it cannot be loaded: {reason}") from error
@@ -28,7 +28,8 @@ def load(model: Model, arguments: Mapping[str, Any], device: str = "cpu") -> Any
         torch.set_default_dtype(default)  # a load that fails leaves the dtype it was loading
 
 
-def _load(model: Model, arguments: Mapping[str, Any]) -> Any:
+def from_pretrained(source: str, arguments: Mapping[str, Any]) -> Any:
+    """diffusers' from_pretrained, with dtypes and quantization given as words."""
     import torch
     from diffusers import DiffusionPipeline
 
@@ -36,13 +37,13 @@ def _load(model: Model, arguments: Mapping[str, Any]) -> Any:
     dtypes = {k: getattr(torch, v) for k, v in dtype.items()} if isinstance(dtype, Mapping) else getattr(torch, dtype)
     plain = {k: v for k, v in arguments.items() if k not in ("dtype", "quantization_config", "from_single_file")}
     if quantized := arguments.get("quantization_config"):
-        plain["quantization_config"] = pipeline_quantization(quantized, model)
+        plain["quantization_config"] = pipeline_quantization(quantized)
     for name, file in arguments.get("from_single_file", {}).items():
-        plain[name] = gguf_component(model, name, **file)
-    return DiffusionPipeline.from_pretrained(_source(model), dtype=dtypes, **plain)
+        plain[name] = gguf_component(source, name, **file)
+    return DiffusionPipeline.from_pretrained(source, dtype=dtypes, **plain)
 
 
-def _source(model: Model) -> str:
+def source(model: Model) -> str:
     """The folder, or the Hub id where only the JSON files were fetched."""
     fetched = "snapshots" in model.folder.parts and not model.repo_id.startswith(("package:", "/", ".", "~"))
     return model.repo_id if fetched else str(model.folder)

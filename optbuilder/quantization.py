@@ -5,16 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from optbuilder.model import Model
 
-
-def pipeline_quantization(words: Mapping[str, Mapping[str, Any]], model: Model) -> Any:
-    """A PipelineQuantizationConfig from `{component: {"backend": ..., option: ...}}`."""
+def pipeline_quantization(words: Mapping[str, Mapping[str, Any]]) -> Any:
+    """A PipelineQuantizationConfig from `{component: {"library": ..., "backend": ..., option: ...}}`."""
     from diffusers import PipelineQuantizationConfig
 
-    return PipelineQuantizationConfig(
-        quant_mapping={name: _config(model.libraries[name], **options) for name, options in words.items()}
-    )
+    return PipelineQuantizationConfig(quant_mapping={name: _config(**options) for name, options in words.items()})
 
 
 def _config(library: str, backend: str, **options: Any) -> Any:
@@ -36,16 +32,16 @@ def _config(library: str, backend: str, **options: Any) -> Any:
     return module.QuantoConfig(**options)
 
 
-def gguf_component(model: Model, name: str, path: str, compute_dtype: str) -> Any:
+def gguf_component(source: str, name: str, class_name: str, path: str, compute_dtype: str) -> Any:
     """A component from a GGUF file, with the architecture of the model's own config."""
     import diffusers
     import torch
 
     dtype = getattr(torch, compute_dtype)
-    return getattr(diffusers, model.components[name]).from_single_file(
+    return getattr(diffusers, class_name).from_single_file(
         path,
         quantization_config=diffusers.GGUFQuantizationConfig(compute_dtype=dtype),
-        config=str(model.folder),
+        config=source,
         subfolder=name,
         dtype=dtype,
     )

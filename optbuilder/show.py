@@ -9,7 +9,7 @@ from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 _STYLES = {"ok": "bold green", "skipped": "green", "refused": "bold yellow"}
@@ -158,7 +158,8 @@ def print_sweep(outcomes: Mapping[str, Any], told: Sequence[str] = ()) -> None:
 
 def sweep_table(outcomes: Mapping[str, Any], caption: str = "") -> Table:
     """A line per job: how it ended, what was applied, and its figures beside the baseline's."""
-    table = Table("job", "status", "techniques", "latency s", "speed-up", "peak memory", "PSNR dB", caption=caption)
+    techniques = Column("techniques", overflow="fold")
+    table = Table("job", "status", techniques, "latency s", "speed-up", "peak memory", "PSNR dB", caption=caption)
     for name, outcome in outcomes.items():
         status = Text(outcome.status, style=_STYLES.get(outcome.status, "bold red"))
         table.add_row(name, status, _techniques(outcome), *_row(outcome.metrics))
@@ -175,7 +176,8 @@ def sweep_line(name: str, outcome: Any) -> str:
 
 
 def _techniques(outcome: Any) -> str:
-    return " ".join(f"{t['stage']}={t['option']}" for t in outcome.plan.get("transforms", []))
+    names = [f"{t['stage']}={t['option']}" for t in outcome.plan.get("transforms", [])]
+    return " ".join(name for name in names if name != "precision=fp32")
 
 
 def _row(metrics: Mapping[str, Any]) -> list[str]:

@@ -6,7 +6,7 @@ import sys
 import threading
 import time
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 from rich.live import Live
@@ -52,22 +52,19 @@ def watched(todo: Sequence[Cell], directory: Path) -> Iterator[None]:
 
 def _watch(todo: Sequence[Cell], directory: Path, stop: threading.Event) -> None:
     console, start, ended = wide_console(), time.time(), dict[str, Outcome]()
-    live = Live(console=console, refresh_per_second=2) if sys.stdout.isatty() and todo else None
-    with live or _nothing():
+    live = Live(console=console, auto_refresh=False, transient=True) if sys.stdout.isatty() and todo else None
+    with live or nullcontext():
         over = False
         while not over:
             over = stop.wait(EVERY_S)
-            for name, outcome in _new(todo, directory, ended, start).items():
-                ended[name] = outcome
-                if live is None:
-                    console.print(f"{sweep_line(name, outcome)}{_left(start, ended, todo)}", markup=False)
+            new = _new(todo, directory, ended, start)
+            ended |= new
+            left = f"{len(ended)} of {len(todo)}{_left(start, ended, todo)}"
             if live is not None:
-                live.update(sweep_table(ended, f"{len(ended)} of {len(todo)}{_left(start, ended, todo)}"))
-
-
-@contextmanager
-def _nothing() -> Iterator[None]:
-    yield
+                shown = list(ended.items())[-max(1, console.height - 8) :]
+                live.update(sweep_table(dict(shown), left), refresh=bool(new) or not ended)
+            for name, outcome in new.items() if live is None else ():
+                console.print(f"{sweep_line(name, outcome)} ({left})", markup=False)
 
 
 def _new(todo: Sequence[Cell], directory: Path, ended: Collection[str], start: float) -> dict[str, Outcome]:

@@ -32,7 +32,8 @@ def test_two_runs_side_by_side(main, compare, tiny, tmp_path):
         main(*of(tiny["flux"]), "run.repeats=3", f"hydra.run.dir={name}", *words)
     code, out, err = compare(tmp_path / "one", tmp_path / "two")
     assert (code, err) == (0, "")
-    for words in ("precision.option", "quant.config", "latency call_s", "x (", "memory run", "weights", "phase load_s"):
+    for words in ("precision.option", "quant.config", "latency call_s", "x (", "memory run", "weights", "phase load_s",
+                  "effect quant", "quantized", "pictures, second against first", "SSIM"):  # fmt: skip
         assert words in out
     assert "run.seed" not in out and "not a fair comparison" not in out
     assert Image.open(tmp_path / "two" / "compared.png").size == (3 * 64, 64)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import shutil
 import signal
 import subprocess
@@ -156,6 +157,18 @@ def test_a_ladder_adds_one_word_to_those_before(ob, tiny, tmp_path):
     assert {n: m["status"] for n, m in jobs(tmp_path / "grid").items()}["2"] == "refused"
 
 
+@pytest.mark.parametrize("model", ["sdxl", "flux"])
+def test_the_ladders_that_come_along(model, ob, tmp_path):
+    """In a shortened form: few steps, graphs without a compiler, a cache that must skip something in them."""
+    short = ["run.num_inference_steps=4", "run.warmup=0", "run.repeats=1", "++compile.backend=eager"]
+    done = ob(f"experiment=ladder_{model}", *short, "++cache.threshold=1", "hydra.sweep.dir=grid")
+    assert done.returncode == 0, done.stdout + done.stderr
+    plans = {p.parent.name: read(p)["transforms"] for p in (tmp_path / "grid").glob("[0-9]/plan.json")}
+    rungs = [len(found) for _, found in sorted(plans.items())]
+    assert rungs == [1, 1, 2, 3, 4, 5, 6, 7][: len(rungs)] and len(rungs) == (7 if model == "sdxl" else 8)
+    assert {m["status"] for m in jobs(tmp_path / "grid").values()} == {"ok"}
+
+
 RETRIES = {"none": 0, "failed": 1, "refused": 2, "all": 3}
 
 
@@ -200,3 +213,27 @@ def test_a_kill_loses_at_most_the_running_job(tiny, tmp_path):
     done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0 and f"{len(before)} there already" in done.stdout
     assert len(jobs(tmp_path / "grid")) == 4
+
+
+@pytest.mark.slow
+def test_kills_at_random_moments_lose_at_most_the_running_job(tiny, tmp_path):
+    """P93: twenty starts of a grid, each killed: what one finished is never run again, and nothing is half there."""
+    rng = random.Random(0)
+    words = ["-m", *of(tiny["sdxl"]), f"run.seed={','.join(map(str, range(1, 13)))}", "hydra.sweep.dir=grid"]
+    command = [sys.executable, "-m", "optbuilder", *words, "sweep.baseline=false"]
+    env, grid, finished = {**os.environ, "OMP_NUM_THREADS": "1"}, tmp_path / "grid", {}
+    for _ in range(20):
+        start = subprocess.Popen(command, cwd=tmp_path, env=env, start_new_session=True, stdout=subprocess.DEVNULL)
+        time.sleep(rng.uniform(0.2, 12))
+        os.killpg(start.pid, signal.SIGKILL)
+        start.wait()
+        written = {path: path.stat().st_mtime_ns for path in grid.glob("*/metrics.json")}
+        assert finished.items() <= written.items()
+        assert all(m["status"] == "ok" for m in jobs(grid).values())
+        finished = written
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr
+    assert (
+        len(jobs(grid)) == 12
+        and finished.items() <= {p: p.stat().st_mtime_ns for p in grid.glob("*/metrics.json")}.items()
+    )

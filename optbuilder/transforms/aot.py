@@ -41,6 +41,13 @@ def _plain_weights(context: Context) -> str | None:
     return None
 
 
+def _kernel_is_not_exported(context: Context) -> str | None:
+    """Found by every pair of options: the package of a forward under sdpa_kernel calls the default kernel."""
+    if "kernel" in (context.stages.get("attention") or {}):
+        return "torch.export does not take a choice of SDPA kernel into the package. Use compile=regional or full"
+    return None
+
+
 def _called(options: Mapping[str, Any], counters: Mapping[str, Any]) -> str | None:
     return None if counters["calls"].get("aot.called") else "the package was not called"
 
@@ -54,6 +61,7 @@ def _called(options: Mapping[str, Any], counters: Mapping[str, Any]) -> str | No
         Need("cache=none", _cache_over_blocks),
         Need("", _blocks),
         Need("", _plain_weights),
+        Need("no attention=sdpa_...", _kernel_is_not_exported),
     ),
     ran=_called,
 )

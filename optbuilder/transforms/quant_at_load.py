@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +27,12 @@ _EARLY = Need("lora=none, fusion=none", _no_fused_adapters)
 
 
 def _torchao_words(model: Model, *, config: str, components: list[str], exclude: list[str]) -> dict[str, Any]:
-    words = {"backend": "torchao", "config": config, "exclude": exclude}
-    return {"quantization_config": {name: words for name in expand(components, model.components)}}
+    return _for_each(model, components, {"backend": "torchao", "config": config, "exclude": exclude})
+
+
+def _for_each(model: Model, components: list[str], words: Mapping[str, Any]) -> dict[str, Any]:
+    names = expand(components, model.components)
+    return {"quantization_config": {name: {"library": model.libraries[name], **words} for name in names}}
 
 
 @technique(
@@ -59,7 +64,7 @@ def _bitsandbytes_words(
     if bits == 4:
         nf4 = {"bnb_4bit_quant_type": quant_type, "bnb_4bit_compute_dtype": compute_dtype}
         words = {"backend": "bitsandbytes", "load_in_4bit": True, **nf4}
-    return {"quantization_config": {name: words for name in expand(components, model.components)}}
+    return _for_each(model, components, words)
 
 
 def _compute_dtype(context: Context) -> dict[str, Any]:
@@ -104,8 +109,7 @@ def bitsandbytes(
 
 
 def _quanto_words(model: Model, *, weights_dtype: str, components: list[str]) -> dict[str, Any]:
-    words = {"backend": "quanto", "weights_dtype": weights_dtype}
-    return {"quantization_config": {name: words for name in expand(components, model.components)}}
+    return _for_each(model, components, {"backend": "quanto", "weights_dtype": weights_dtype})
 
 
 def _deprecated(context: Context) -> str | None:
@@ -133,7 +137,9 @@ def quanto(pipe: Any, *, weights_dtype: str = "int8", components: tuple[str, ...
 
 
 def _gguf_words(model: Model, *, path: str | None, compute_dtype: str | None) -> dict[str, Any]:
-    return {"from_single_file": {model.denoisers[0]: {"path": path, "compute_dtype": compute_dtype}}}
+    name = model.denoisers[0]
+    words = {"class_name": model.components[name], "path": path, "compute_dtype": compute_dtype}
+    return {"from_single_file": {name: words}}
 
 
 def _is_a_gguf_file(context: Context) -> str | None:

@@ -1,0 +1,159 @@
+"""The pipeline of a plan as a script of plain diffusers, made of the very functions that run it here."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import pprint
+import textwrap
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from importlib.metadata import packages_distributions
+from pathlib import Path
+from typing import Any
+
+import optbuilder
+from optbuilder.builder import Plan
+from optbuilder.bundle import Bundle
+from optbuilder.pipeline import source
+from optbuilder.record import completed
+from optbuilder.technique import installed_version
+
+WIDTH = 116
+ALWAYS = (
+    "torch",
+    "diffusers",
+    "transformers",
+    "accelerate",
+    "safetensors",
+    "pillow",
+)  # what loading any pipeline needs
+RUN = ("prompts", "negative_prompt", "height", "width", "num_inference_steps", "guidance_scale", "seed",
+       "images_per_prompt", "batch_size")  # fmt: skip
+PARTS = {"optbuilder.pipeline": ["from_pretrained"], "optbuilder.runner": ["reset_caches"],
+         "optbuilder.request": ["arguments", "batches", "images_of"]}  # fmt: skip
+
+MAIN = '''\
+def apply(pipe):
+    """Apply the techniques in their order."""
+{steps}
+    return pipe
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--prompt", action="append", help="instead of the prompts in this file; may be repeated")
+    parser.add_argument("--output", type=Path, default=Path("."), help="the folder for 0000.png and so on")
+    parser.add_argument("--model", default=MODEL, help="a diffusers folder or Hub id")
+    given = parser.parse_args()
+    RUN.prompts = given.prompt or RUN.prompts
+    given.output.mkdir(parents=True, exist_ok=True)
+    pipe = apply(from_pretrained(given.model, LOAD).to({device!r}))
+{before}\
+    pictures = []
+    for number in range(batches(RUN)):
+        reset_caches(pipe)
+        pictures += images_of(pipe(**arguments(RUN, number, CALL)).images, RUN, number)
+    for number, picture in enumerate(VaeImageProcessor.numpy_to_pil(np.stack([p.pixels for p in pictures]))):
+        picture.save(given.output / f"{{number:04d}}.png")
+
+
+if __name__ == "__main__":
+    main()
+'''
+
+
+def script(plan: Plan) -> str:
+    """The script: it needs diffusers and what the techniques need, but not this package, and draws the same pictures.
+
+    Raises ValueError where a technique's function is in a module without source.
+    """
+    trusted = tuple(plan.trusted_modules)
+    bundle = Bundle(own=("optbuilder", *trusted))
+    for transform in plan.transforms:
+        bundle.add(transform.function.__module__, transform.function.__name__)
+    for module, names in PARTS.items():
+        for name in names:
+            bundle.add(module, name)
+    if plan.run.reuse_prompt_embeds:
+        bundle.add("optbuilder.request", "remembered")
+    bundle.imports |= {
+        "argparse": "import argparse",
+        "Path": "from pathlib import Path",
+        "SimpleNamespace": "from types import SimpleNamespace",
+        "np": "import numpy as np",
+        "VaeImageProcessor": "from diffusers.image_processor import VaeImageProcessor",
+    }
+    before = "    pipe.encode_prompt = remembered(pipe.encode_prompt)\n" if plan.run.reuse_prompt_embeds else ""
+    main = MAIN.format(steps="\n".join(_steps(plan)), device=plan.load_device, before=before)
+    body = "\n\n\n".join([bundle.text(), "\n".join(_settings(plan)), main])
+    return f"{_head(plan, body)}\n\nfrom __future__ import annotations\n\n{body}"
+
+
+def _head(plan: Plan, body: str) -> str:
+    """What runs it (PEP 723), and what it is."""
+    pins = "\n".join(f'#     "{name}=={version}",' for name, version in sorted(_needed(body).items()))
+    names = " ".join(t.name for t in plan.transforms) or "no technique"
+    what = textwrap.fill(f"{plan.model.pipeline_class} with {names}.", WIDTH)
+    written = (
+        f"Written by optbuilder {optbuilder.__version__}, which it does not need. `uv run script.py` installs the rest."
+    )
+    python = 'requires-python = ">=3.11"'
+    return f'# /// script\n# {python}\n# dependencies = [\n{pins}\n# ]\n# ///\n"""{what}\n\n{written}\n"""'
+
+
+def write_script(directory: Path, plan: Plan) -> None:
+    """Write script.py, complete or not there."""
+    with completed(directory / "script.py") as path:
+        path.write_text(script(plan), encoding="utf-8")
+
+
+def _needed(body: str) -> dict[str, str]:
+    """The installed version of every distribution that the script imports, and of those that any pipeline needs."""
+    found = {n.name.partition(".")[0] for i in ast.walk(ast.parse(body)) if isinstance(i, ast.Import) for n in i.names}
+    found |= {str(i.module).partition(".")[0] for i in ast.walk(ast.parse(body)) if isinstance(i, ast.ImportFrom)}
+    known = packages_distributions()
+    names = {*ALWAYS, *(known[module][0] for module in found if module in known)}
+    if "PipelineQuantizationConfig" in body and "'backend': 'quanto'" in body:
+        names.add("optimum-quanto")
+    return {name: version.partition("+")[0] for name in names if (version := installed_version(name))}
+
+
+def _settings(plan: Plan) -> Iterator[str]:
+    """What to load, and what to ask of the pipeline."""
+    run = {key: value for key, value in asdict(plan.run).items() if key in RUN}
+    yield f"MODEL = {source(plan.model)!r}"
+    yield f"LOAD = {_literal(dict(plan.load))}"
+    yield f"CALL = {_literal(dict(plan.call))}"
+    yield "RUN = SimpleNamespace("
+    yield from (f"    {key}={_literal(value)}," for key, value in run.items())
+    yield ")"
+
+
+def _steps(plan: Plan) -> Iterator[str]:
+    """One call for each technique, with the options that are not the function's own defaults."""
+    for transform in plan.transforms:
+        defaults = {n: p.default for n, p in inspect.signature(transform.function).parameters.items()}
+        options = {k: v for k, v in transform.options.items() if not _equal(v, defaults[k])}
+        inside = ", ".join(["pipe", *(f"{name}={_literal(value)}" for name, value in options.items())])
+        line = f"    pipe = {transform.function.__name__}({inside})"
+        if len(line) <= WIDTH:
+            yield line
+        else:
+            yield f"    pipe = {transform.function.__name__}("
+            yield "        pipe,"
+            yield from (f"        {name}={_literal(value)}," for name, value in options.items())
+            yield "    )"
+
+
+def _equal(value: Any, default: Any) -> bool:
+    """Whether an option is as the function has it anyway; a mapping of nothing but null is an empty one."""
+    if isinstance(value, Mapping) and all(inner is None for inner in value.values()):
+        value = {}
+    return (list(value) if isinstance(value, tuple) else value) == (
+        list(default) if isinstance(default, tuple) else default
+    )
+
+
+def _literal(value: Any) -> str:
+    return pprint.pformat(value, width=WIDTH, sort_dicts=False)
