@@ -23,12 +23,13 @@ from optbuilder.isolation import isolated
 from optbuilder.job import Outcome, generate, refused
 from optbuilder.options import options
 from optbuilder.overrides import explained, prepared, translated
+from optbuilder.recipe import with_recipe
 from optbuilder.record import plan_json
 from optbuilder.script import script
 from optbuilder.show import print_options, print_plan, print_summary, print_sweep
 from optbuilder.usage import usage
 
-ACTIONS = ("generate", "plan", "options", "script")
+ACTIONS = ("generate", "plan", "options", "script", "search")
 
 
 def main() -> None:
@@ -55,10 +56,13 @@ def act(cfg: DictConfig, hydra_config: DictConfig) -> Any:
         config = OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
         if cfg.action not in ACTIONS:
             raise Refused(f"action={cfg.action!r}: there is no such action. {nearest(str(cfg.action), ACTIONS)}")
-        if cfg.action == "generate" and config["machine"]:
+        if cfg.action in ("generate", "search") and config["machine"]:
             raise Refused("machine: a described machine has nothing to run on. Use action=plan or action=options.")
+        config, choices = with_recipe(config, choices, hydra_config.overrides.task)
         if cfg.action == "generate":
-            return run_job(config, hydra_config)
+            return run_job(config, choices, hydra_config)
+        if cfg.action == "search":
+            return run_search(config, hydra_config)
         if cfg.action == "script":
             return show_script(config, choices)
         return show_plan(config, choices) if cfg.action == "plan" else show_options(config)
@@ -69,14 +73,35 @@ def act(cfg: DictConfig, hydra_config: DictConfig) -> Any:
     return refused(directory, reasons, record=cfg.action == "generate" and not is_worker())
 
 
-def run_job(config: Mapping[str, Any], hydra_config: DictConfig) -> Outcome:
+def run_job(config: Mapping[str, Any], choices: Mapping[str, str], hydra_config: DictConfig) -> Outcome:
     """Generate: a single job in this process, those of a grid each in one of its own."""
-    directory, choices = Path(hydra_config.runtime.output_dir), hydra_config.runtime.choices
+    directory = Path(hydra_config.runtime.output_dir)
     if hydra_config.mode == RunMode.MULTIRUN and config["run"]["isolation"] != "none":
         return isolated(
             config, dict(choices), directory, OmegaConf.to_container(hydra_config.job_logging, resolve=True)
         )
     return generate(config, choices, directory, record=not is_worker())
+
+
+def run_search(config: Mapping[str, Any], hydra_config: DictConfig) -> Outcome:
+    """Search, and print the answer; exit code 130 after Ctrl-C, with the best so far."""
+    from optbuilder.search.run import Search, search, space_of  # Optuna is an extra
+    from optbuilder.search.settings import search_settings
+
+    settings = search_settings(config["search"], config["stages"])
+    words = [
+        w for w in hydra_config.overrides.task if w.partition("=")[0].partition(".")[0] not in ("action", "search")
+    ]
+    space = space_of(config, option_nodes(config["stages"]), words, settings)
+    master, loader = OmegaConf.create({"hydra": hydra_config}), GlobalHydra.instance().config_loader()
+    log_settings = OmegaConf.to_container(hydra_config.job_logging, resolve=True)
+    directory = Path(hydra_config.runtime.output_dir)
+    given = Search(settings, words, lambda w: loader.load_sweep_config(master, w), log_settings, directory)
+    found = search(given, space)
+    print(*found.said, f"files       {directory}", sep="\n")
+    if found.stopped:
+        raise KeyboardInterrupt
+    return Outcome("ok" if found.winner else "failed", directory)
 
 
 def show_plan(config: Mapping[str, Any], choices: Mapping[str, str]) -> Outcome:

@@ -24,7 +24,8 @@ class ExclusiveDirectory(Callback):
     """Create the directory of a run or a sweep, so that two never share one."""
 
     def on_run_start(self, config: DictConfig, **_: Any) -> None:
-        if run_directory(config.action) != ".":
+        goes_on = config.action == "search" and Path(config.hydra.run.dir, "study.db").is_file()
+        if run_directory(config.action) != "." and not goes_on:
             create(config.hydra.run.dir)
 
     def on_multirun_start(self, config: DictConfig, **_: Any) -> None:
@@ -61,7 +62,7 @@ def is_worker() -> bool:
 
 def run_directory(action: str) -> str:
     """outputs/<day>/<time with milliseconds>_<random>; for an action or a process that leaves nothing, here."""
-    if action != "generate" or is_worker():
+    if action not in ("generate", "search") or is_worker():
         return "."
     now = datetime.now()
     return f"outputs/{now:%Y-%m-%d}/{now:%H-%M-%S}-{now.microsecond // 1000:03d}_{secrets.token_hex(3)}"

@@ -15,6 +15,7 @@ from optbuilder.builder import Plan, resolve
 from optbuilder.errors import Refused
 from optbuilder.folders import CONF
 from optbuilder.overrides import explained
+from optbuilder.recipe import with_recipe
 from optbuilder.record import job_key, plan_key
 
 Compose = Callable[[list[str]], DictConfig]
@@ -49,7 +50,7 @@ def planned(name: str, words: list[str], compose: Compose) -> Cell:
     cell = Cell(name, words)
     try:
         composed = compose(words)
-        cell.config, cell.choices = plain(composed), dict(composed.hydra.runtime.choices)
+        cell.config, cell.choices = with_recipe(plain(composed), composed.hydra.runtime.choices, words)
         cell.plan = resolve(cell.config, cell.choices)
         cell.reasons = cell.plan.refusals
     except Refused as refused:

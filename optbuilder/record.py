@@ -17,7 +17,7 @@ from optbuilder.environment import versions
 from optbuilder.request import Image
 
 SCHEMA_VERSION = 1
-_VOLATILE = ("hydra", "action", "track", "sweep")
+_VOLATILE = ("hydra", "action", "track", "sweep", "search", "recipe")
 _VOLATILE_RUN = ("isolation", "timeout_s", "profile", "compare", "compile_floor")
 
 

@@ -11,6 +11,8 @@ optbuilder builds an optimized diffusion pipeline from the techniques you name, 
   python -m optbuilder -m precision=fp32,bf16 compile=none,regional    a grid: one job per combination
   python -m optbuilder action=plan quant=int8_dynamic              what would be done, in which order, and why
   python -m optbuilder action=options model=shapes_flux            what is usable on this machine with this model
+  python -m optbuilder action=search search.budget=20m             the fastest plan within limits, and why
+  python -m optbuilder action=script precision=bf16 compile=full   the same pipeline as plain diffusers code
   python -m optbuilder --cfg job quant=int8_dynamic                every value that can be overridden
   python -m optbuilder --config-dir=<folder> quant=mine            with options of your own: <folder>/quant/mine.yaml
   python -m optbuilder --hydra-help                                Hydra's own flags
@@ -22,8 +24,8 @@ Groups and their options (group=option):
 def usage(conf: Path) -> str:
     """The help text for the groups below `conf`."""
     lines = [INTRO]
-    for group in sorted(path for path in conf.iterdir() if path.is_dir()):
-        lines.append(group.name)
+    for group in sorted({path.parent for path in conf.rglob("*.yaml")} - {conf}):
+        lines.append(group.relative_to(conf).as_posix())
         for option in sorted(group.glob("*.yaml")):
             lines.append(f"  {option.stem:<30}{summary(option)}")
     return "\n".join(lines)

@@ -1,6 +1,6 @@
 """Every pair of options from two stages on a random model: does it run with every effect proven, or is it refused?
 
-`python -m tests.pairs > pairs.md` writes the table; tests/test_pairs.py asserts that there is no third outcome.
+`python -m tests.pairs > tests/pairs.md` writes the table; tests/test_pairs.py asserts that there is no third outcome.
 """
 
 from __future__ import annotations
@@ -88,19 +88,48 @@ def outcome(folder: Path, words: list[str]) -> str:
     return f"wrong: {' '.join(wrong)}" if wrong else "ok"
 
 
-def table(folder: Path, lora: Path) -> Iterator[str]:
+def table(folder: Path, lora: Path) -> Iterator[tuple[str, str, str]]:
+    """One option, the other, and what came of the two."""
     for (one, first), (other, second) in pairs(usable(folder, lora)):
         words = [*words_of(one, first, lora), *words_of(other, second, lora)]
-        yield f"| {one}={first} | {other}={second} | {outcome(folder, words)} |"
+        yield f"{one}={first}", f"{other}={second}", outcome(folder, words)
 
+
+def page(family: str, rows: list[tuple[str, str, str]]) -> str:
+    """The measured table: every pair that ran well by its first option, and those refused, each reason once."""
+    ran: dict[str, list[str]] = {}
+    refused: dict[str, list[str]] = {}
+    for one, other, found in rows:
+        if found == "ok":
+            ran.setdefault(one, []).append(f"`{other}`")
+        else:
+            refused.setdefault(found, []).append(f"`{one}` with `{other}`")
+    lines = [f"## {family}: {len(rows)} pairs, {sum(map(len, ran.values()))} ran with every effect proven", ""]
+    lines += ["| option | ran well with |", "| --- | --- |"]
+    lines += [f"| `{one}` | {', '.join(others)} |" for one, others in ran.items()]
+    lines += ["", "| why not | pairs |", "| --- | --- |"]
+    lines += [f"| {reason.replace('|', chr(92) + '|')} | {', '.join(which)} |" for reason, which in refused.items()]
+    return "\n".join(lines)
+
+
+HEAD = """# Every pair of options
+
+Each pair of options from two stages that a CPU can run, on a random StableDiffusionXLPipeline and a random
+FluxPipeline, compiled with the eager backend where one of the two compiles. A pair either ran (status ok, every effect
+proven, counters as they must be) or was refused at plan time with the reason below. Written by
+`python -m tests.pairs > tests/pairs.md`; `python -m pytest -m slow tests/test_pairs.py` runs them all again and asserts
+that there is no third outcome.
+"""
 
 if __name__ == "__main__":
     from tests import tiny
 
     root = Path(tempfile.mkdtemp())
+    print(HEAD)
     for family, folder in tiny.save(root).items():
         adapter = tiny.lora(folder, root / f"lora_{family}")
-        print(f"\n{family}\n\n| one | other | outcome |\n| --- | --- | --- |")
+        measured = []
         for row in table(folder, adapter):
-            print(row, flush=True)
-            print(row[:150], file=sys.stderr)
+            measured.append(row)
+            print(" | ".join(row)[:150], file=sys.stderr)
+        print(page(family, measured), flush=True)

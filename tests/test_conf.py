@@ -33,7 +33,15 @@ def test_every_stage_has_a_way_to_leave_it_as_it_is_and_a_reason_for_its_place()
     for stage, why in STAGES.items():
         assert (CONF / stage / ("fp32.yaml" if stage == "precision" else "none.yaml")).exists()
         assert why
-    assert {p.name for p in CONF.iterdir() if p.is_dir()} == {*STAGES, "model", "run", "machine", "experiment", "hydra"}
+    assert {p.name for p in CONF.iterdir() if p.is_dir()} == {
+        *STAGES,
+        "model",
+        "run",
+        "machine",
+        "experiment",
+        "hydra",
+        "search",
+    }
 
 
 def test_no_option_is_a_word_that_yaml_reads_as_a_truth_value():

@@ -182,11 +182,18 @@ def sea_cache(pipe: Any, *, threshold: float = 0.25, max_consecutive_cached: int
     return enable(pipe, SeaCacheConfig(threshold=threshold, max_consecutive_cached=max_consecutive_cached), _blocks)
 
 
+def _keeps_forward(context: Context) -> str | None:
+    if "kernel" in (context.stages.get("attention") or {}):
+        why = "cache-dit replaces the denoiser's forward, and with it the choice of the SDPA kernel"
+        return f"{why}. Use attention=native_math or another of the dispatcher's, or cache=first_block"
+    return None
+
+
 @technique(
     lossless=False,
     source="https://github.com/vipshop/cache-dit",
     adds_hooks=True,
-    needs=(needs_package("cache-dit", "1.5"), *_BLOCKS),
+    needs=(needs_package("cache-dit", "1.5"), *_BLOCKS, Need("no attention=sdpa_...", _keeps_forward)),
     ran=skipped,
 )
 def dbcache(

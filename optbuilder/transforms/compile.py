@@ -83,6 +83,9 @@ def repeated_blocks(context: Context) -> str | None:
 
 
 def _regions_allowed(context: Context) -> str | None:
+    if "kernel" in (context.stages.get("attention") or {}):
+        why = "accelerate's compile_regions copies the model, and the forward that chooses the SDPA kernel stays behind"
+        return f"{why}. Use compile=regional"
     for name in context.model.denoisers:
         if context.model.components[name].startswith("UNet"):
             return (

@@ -1,0 +1,83 @@
+"""What to try next: cheap before dear, single techniques before their combinations, and nothing that cannot win.
+
+A function of what is known and nothing else: a search that goes on, or several workers, ask the same question.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+from optbuilder.search.settings import Limits
+from optbuilder.search.tried import Choice, Tried, best, gain
+
+DEAR = "compile"  # the stage whose trials cost minutes: it comes last
+# Techniques that may lose alone and win compiled: the compiler fuses what they add.
+NEED_COMPILING = ("quant", "fusion", "layout")
+SURVIVORS = 2  # eager plans that are compiled
+Space = Mapping[str, Sequence[str]]
+
+
+def propose(
+    known: Sequence[Tried], running: Sequence[Choice], space: Space, objective: str, limits: Limits,
+    accepts: Callable[[Choice], bool],
+) -> Choice | None:  # fmt: skip
+    """The next plan that is not tried, running or refused; None where nothing is left that may win."""
+    seen = [*({**t.choice} for t in known), *({**choice} for choice in running)]
+    for choice in candidates(known, space, objective, limits):
+        if dict(choice) not in seen and accepts(choice):
+            return choice
+    return None
+
+
+def candidates(known: Sequence[Tried], space: Space, objective: str, limits: Limits) -> Iterator[Choice]:
+    """Every plan worth trying as far as is known now, the most promising kinds first."""
+    yield {}
+    singles = [{stage: option} for stage, options in space.items() if stage != DEAR for option in options]
+    yield from singles
+    eager = [t for t in known if DEAR not in t.choice]
+    if (start := next((t for t in eager if not t.choice), None)) is None:
+        return
+    alone = winners(known, start, objective, limits)
+    yield from united(alone, eager, objective, limits)
+    yield from compiled(known, space, eager, objective, limits)
+    if top := best([t for t in known if t.within(limits)], objective):
+        for stage in top.choice:  # what each technique of the best contributes, and whether it is better without
+            yield {s: option for s, option in top.choice.items() if s != stage}
+
+
+def winners(known: Sequence[Tried], start: Tried, objective: str, limits: Limits) -> list[Tried]:
+    """The single techniques that may help, one for each stage, the most helpful first: what surely loses is out."""
+    quality = Limits(least=limits.least)
+    alone = [t for t in known if len(t.choice) == 1 and DEAR not in t.choice and t.within(quality)]
+    helpful = [t for t in alone if objective in t.figures and gain(t, start, objective)[2] > 1]
+    helpful.sort(key=lambda t: -gain(t, start, objective)[0])
+    stages = dict.fromkeys(stage for t in helpful for stage in t.choice)
+    return [next(t for t in helpful if stage in t.choice) for stage in stages]
+
+
+def united(alone: Sequence[Tried], eager: Sequence[Tried], objective: str, limits: Limits) -> Iterator[Choice]:
+    """The best so far with each other winner, the winners all together, and each pair of them."""
+    top = best([t for t in eager if t.within(Limits(least=limits.least))], objective)
+    for winner in alone:
+        if top is not None and not set(winner.choice) & set(top.choice):
+            yield {**top.choice, **winner.choice}
+    for count in range(2, len(alone) + 1):
+        yield {stage: option for t in alone[:count] for stage, option in t.choice.items()}
+    for number, one in enumerate(alone):
+        yield from ({**one.choice, **other.choice} for other in alone[number + 1 :])
+
+
+def compiled(
+    known: Sequence[Tried], space: Space, eager: Sequence[Tried], objective: str, limits: Limits
+) -> Iterator[Choice]:
+    """The best eager plans compiled in every way, then the best of these with what may win only compiled."""
+    fit = sorted((t for t in eager if t.within(Limits(least=limits.least)) and objective in t.figures),
+                 key=lambda t: t.figures[objective])  # fmt: skip
+    for survivor in fit[:SURVIVORS]:
+        yield from ({**survivor.choice, DEAR: option} for option in space.get(DEAR, ()))
+    done = [t for t in known if DEAR in t.choice and t.within(Limits(least=limits.least))]
+    if (top := best(done, objective)) is None:
+        return
+    for stage in NEED_COMPILING:
+        yield from ({**top.choice, stage: option} for option in space.get(stage, ()) if top.choice.get(stage) != option)
+    yield from ({**top.choice, DEAR: option} for option in space.get(DEAR, ()))

@@ -1,0 +1,188 @@
+"""Searches: what is tried next, what is called better, and that the answer is true, within its limits, and usable."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Mapping
+
+import pytest
+
+from optbuilder.search.answer import answer, contributions, front
+from optbuilder.search.propose import propose
+from optbuilder.search.settings import Limits, SearchSettings
+from optbuilder.search.tried import Tried, best, better
+from tests.conftest import of, read
+
+SPACE = {
+    "precision": ["bf16", "fp16"],
+    "attention": ["sdpa_math"],
+    "layout": ["channels_last"],
+    "quant": ["int8_dynamic"],
+    "compile": ["regional", "full"],
+}
+# How many times faster each technique makes a call, and how many dB of PSNR it leaves; compiled, quantization helps.
+SPEED = {
+    "bf16": 1.5,
+    "fp16": 0.4,
+    "sdpa_math": 0.8,
+    "channels_last": 1.1,
+    "int8_dynamic": 0.7,
+    "regional": 1.4,
+    "full": 1.6,
+}
+PSNR = {"bf16": 50.0, "fp16": 60.0, "int8_dynamic": 34.0}
+
+
+def measured(choice: Mapping[str, str], name: str = "x") -> Tried:
+    """What a machine would measure that has these speeds, with a spread of 1 %."""
+    speed = 1.0
+    for option in choice.values():
+        speed *= 1.3 if option == "int8_dynamic" and "compile" in choice else SPEED[option]
+    seconds = 1 / speed
+    figures = {"latency": seconds, "memory": 1e9 * (0.5 if "quant" in choice else 1), "cold_start": 2.0}
+    lossy = [PSNR[option] for option in choice.values() if option in PSNR]
+    if choice:
+        figures["psnr"] = min(lossy, default=float("inf"))
+    return Tried(name, dict(choice), "ok", figures, [seconds * f for f in (0.99, 1.0, 1.0, 1.01)])
+
+
+def tried_all(limits: Limits = Limits(), space=SPACE, accepts=lambda choice: True) -> list[Tried]:  # noqa: B008
+    """Every plan that a search proposes until nothing is left."""
+    known: list[Tried] = []
+    while (choice := propose(known, [], space, "latency", limits, accepts)) is not None:
+        known.append(measured(choice, str(len(known))))
+        assert len(known) < 100
+    return known
+
+
+def everything(space=SPACE) -> list[Tried]:
+    options = [[None, *names] for names in space.values()]
+    cells = [{s: o for s, o in zip(space, cell, strict=True) if o} for cell in itertools.product(*options)]
+    return [measured(cell) for cell in cells]
+
+
+def test_the_best_of_the_whole_grid_is_found_in_a_quarter_of_it():
+    known, grid = tried_all(), everything()
+    assert len(known) <= len(grid) / 4, len(known)
+    found, wanted = best(known, "latency"), best(grid, "latency")
+    assert found.choice == wanted.choice == {
+        "precision": "bf16", "layout": "channels_last", "quant": "int8_dynamic", "compile": "full"}  # fmt: skip
+
+
+def test_the_best_within_the_limits_is_found():
+    """40 dB leave no quantization; the winner is another one."""
+    limits = Limits(least={"psnr": 40.0})
+    found = best([t for t in tried_all(limits) if t.within(limits)], "latency")
+    assert found.choice == {"precision": "bf16", "layout": "channels_last", "compile": "full"}
+
+
+def test_cheap_trials_come_before_dear_ones_and_losers_are_not_combined():
+    known = tried_all()
+    first_compiled = next(number for number, t in enumerate(known) if "compile" in t.choice)
+    assert known[0].choice == {} and all(len(t.choice) <= 1 for t in known[:6])
+    eager_later = [t for t in known[first_compiled:] if "compile" not in t.choice]
+    assert first_compiled > 6 and len(eager_later) <= 1  # the best without its compiling: what that contributes
+    assert not [t for t in known if len(t.choice) > 1 and "sdpa_math" in t.choice.values()]
+
+
+def test_what_is_refused_or_running_is_not_proposed():
+    refused = tried_all(accepts=lambda choice: "full" not in choice.values())
+    assert refused and not [t for t in refused if "full" in t.choice.values()]
+    first = propose([], [{}], SPACE, "latency", Limits(), lambda choice: True)
+    assert first == {"precision": "bf16"}
+
+
+def test_a_tie_goes_to_the_simpler_plan():
+    one, two = measured({"precision": "bf16"}), measured({"precision": "bf16", "layout": "channels_last"})
+    noisy = Tried("y", two.choice, "ok", {**two.figures, "latency": 0.65}, [0.4, 0.6, 0.66, 0.7, 0.9])
+    assert not better(noisy, one, "latency") and better(one, noisy, "latency")
+    assert best([noisy, one], "latency") is one and best([two, one], "latency") is two
+
+
+def test_a_finalist_that_breaks_a_limit_when_measured_again_is_not_the_answer():
+    settings = SearchSettings(max_latency="0.6s")
+    known = [measured({}), measured({"compile": "full", "precision": "bf16"}), measured({"compile": "regional"})]
+    slower = Tried("1_confirmed", known[1].choice, "ok", {**known[1].figures, "latency": 0.7}, [0.7, 0.7])
+    found = answer(settings, known, [measured({}), slower], False)
+    assert found.winner is None and found.said == ["Nothing that was tried keeps every limit."]
+    found = answer(SearchSettings(), known, [measured({}), known[1]], False)
+    assert found.said[0].startswith("compile=full + precision=bf16: 2.40x faster than the baseline (2.3")
+    assert "PSNR 50.0 dB, +0 % memory" in found.said[0]
+
+
+def test_contributions_are_those_of_plans_without_the_technique():
+    known = [measured(c) for c in ({}, {"precision": "bf16"}, {"precision": "bf16", "layout": "channels_last"})]
+    assert contributions(known[2], known, "latency")[0].startswith("layout=channels_last makes it 1.10x better (1.0")
+    assert {t.choice.get("precision") for t in front(known)} == {None, "bf16"}
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["search.budget=soon"], "search.budget='soon': it is no number with one of the units s, m, h"),
+        (["search.objective=speed"], "search.objective='speed': it is not one of: latency, memory, cold_start, energy"),
+        (["search.space={quantt: [int8_dynamic]}"], "search.space.quantt: there is no such stage"),
+        (["search.space={quant: [int8]}"], "search.space.quant: there is no quant=int8"),
+        (["search.max_memory=2GiBB"], "search.max_memory='2GiBB': it is no number with one of the units B, KB"),
+        (["search=fast"], "search='fast': there is no such option. Did you mean 'fastest'?"),
+        (["recipe=none.yaml"], "recipe='none.yaml': it is no recipe"),
+    ],
+)
+def test_a_wrong_word_is_one_line(words, said, main):
+    code, _, err = main("action=search", *words)
+    assert code == 2 and err.startswith(said) and len(err.splitlines()) == 1
+
+
+def test_a_search_answers_goes_on_and_its_recipe_runs(ob, tiny, tmp_path):
+    """On a random model: bf16 and layouts, no compiler. The limit on quality leaves no quantization."""
+    stages = {"precision": "[bf16]", "layout": "[channels_last]", "quant": "[int8_weight_only]", "attention": "[]"}
+    space = ", ".join(f"{stage}: {names}" for stage, names in {**stages, "fusion": "[]", "kernels": "[]"}.items())
+    words = ["action=search", *of(tiny["sdxl"]), "compile=none", "scheduler=none", f"search.space={{{space}}}",
+             "search.min_psnr=45", "search.confirm_repeats=2", "hydra.run.dir=found"]  # fmt: skip
+    done = ob(*words, "search.budget=10m")
+    found = tmp_path / "found"
+    assert done.returncode == 0, done.stderr
+    records = {p.parent.name: read(p) for p in found.glob("*/metrics.json")}
+    assert {m["status"] for m in records.values()} == {"ok"} and "0_confirmed" in records
+    winner = read(found / "answer.json")["winner"]
+    quality = records[winner["job"]]["quality"]
+    assert quality is None or float(quality["psnr_min"]) >= 45
+    assert done.stdout.count("best so far: trial") == len([n for n in records if n.isdigit()])
+    for name in ("recipe.yaml", "script.py", "report.html", "results.csv"):
+        assert (found / name).stat().st_size > 100
+    again = ob(*words, "search.budget=20m")
+    assert again.returncode == 0 and "best so far" not in again.stdout, again.stdout + again.stderr
+    done = ob("recipe=found/recipe.yaml", *of(tiny["flux"]), "layout=none", "hydra.run.dir=used")
+    assert done.returncode == 0, done.stderr
+    stages = {t["stage"]: t["option"] for t in read(tmp_path / "used" / "plan.json")["transforms"]}
+    assert "layout" not in stages
+    assert {s: o for s, o in stages.items() if o != "fp32"} == {
+        s: o for s, o in winner["choice"].items() if s != "layout"
+    }
+
+
+def test_ctrl_c_keeps_what_was_found_and_answers(ob, tiny, tmp_path):
+    import os
+    import signal
+    import subprocess
+    import sys
+    import time
+
+    words = ["action=search", *of(tiny["sdxl"]), "search.budget=10m", "compile=none", "hydra.run.dir=found"]
+    command = [sys.executable, "-m", "optbuilder", *words]
+    start = subprocess.Popen(
+        command,
+        cwd=tmp_path,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's background jobs ignore it
+    )
+    deadline = time.monotonic() + 120
+    while len(list((tmp_path / "found").glob("[0-9]/metrics.json"))) < 2 and time.monotonic() < deadline:
+        time.sleep(0.1)
+    start.send_signal(signal.SIGINT)
+    out, _ = start.communicate(timeout=60)
+    assert start.returncode == 130 and "Tried: " in out
+    assert json.loads((tmp_path / "found" / "answer.json").read_text())["said"]
