@@ -1,5 +1,7 @@
 """What the server that jobs are started from imports, once: a job then begins in a moment. No thread may start here."""
 
+import gc
+
 import optbuilder.noise
 
 optbuilder.noise.hush()
@@ -13,3 +15,4 @@ import optbuilder.state  # noqa: E402
 
 # The pipeline classes are imported lazily; the loader takes most of the time.
 _ = diffusers.DiffusionPipeline, transformers.PreTrainedModel
+gc.freeze()  # what is there by now stays to the end: no job needs to look for garbage in it

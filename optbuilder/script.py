@@ -5,10 +5,10 @@ from __future__ import annotations
 import ast
 import inspect
 import pprint
+import sys
 import textwrap
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
-from importlib.metadata import packages_distributions
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ ALWAYS = (
     "safetensors",
     "pillow",
 )  # what loading any pipeline needs
+OTHERWISE = {"PIL": "pillow", "yaml": "pyyaml"}  # what is not installed by the name it is imported by
 RUN = ("prompts", "negative_prompt", "height", "width", "num_inference_steps", "guidance_scale", "seed",
        "images_per_prompt", "batch_size")  # fmt: skip
 PARTS = {"optbuilder.pipeline": ["from_pretrained"], "optbuilder.runner": ["reset_caches"],
@@ -112,9 +113,8 @@ def _needed(body: str) -> dict[str, str]:
     """The installed version of every distribution that the script imports, and of those that any pipeline needs."""
     found = {n.name.partition(".")[0] for i in ast.walk(ast.parse(body)) if isinstance(i, ast.Import) for n in i.names}
     found |= {str(i.module).partition(".")[0] for i in ast.walk(ast.parse(body)) if isinstance(i, ast.ImportFrom)}
-    known = packages_distributions()
-    names = {*ALWAYS, *(known[module][0] for module in found if module in known)}
-    if "PipelineQuantizationConfig" in body and "'backend': 'quanto'" in body:
+    names = {*ALWAYS, *(OTHERWISE.get(module, module.replace("_", "-")) for module in found - sys.stdlib_module_names)}
+    if "'backend': 'quanto'" in body:
         names.add("optimum-quanto")
     return {name: version.partition("+")[0] for name in names if (version := installed_version(name))}
 
