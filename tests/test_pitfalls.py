@@ -196,3 +196,57 @@ def test_p102_planning_is_one_function_without_torch(tiny):
     import optbuilder.options as options
 
     assert all("resolve(" in inspect.getsource(module) for module in (cli, job, options))
+
+
+def test_p09_fp8_matmuls_are_refused_by_compute_capability(tiny):
+    said = [refusals(tiny["flux"], "quant=fp8_dynamic", "precision=bf16", machine=m) for m in ("h100", "rtx4090", "t4")]
+    assert said[:2] == ["", ""] and "compute capability 8.9 or higher (found: 7.5)" in said[2]
+    assert "Use quant=fp8_weight_only, int8_dynamic or int8_weight_only" in said[2]
+
+
+def test_p22_the_peak_of_loading_is_not_that_of_the_run(main, tiny, tmp_path):
+    assert main(*of(tiny["flux"]), "quant=int8_weight_only_at_load")[0] == 0
+    phases = read(only_run(tmp_path) / "metrics.json")["memory"]["phases"]
+    assert all(phases[phase]["rss_peak_bytes"] > 0 for phase in ("load", "run"))
+
+
+def test_p23_sensitive_layers_are_left_alone_and_what_quantizing_them_does_is_seen(main, tiny, tmp_path):
+    """The final projection, the embedders and the norms; without the default filter the picture is farther off."""
+    psnr = {}
+    for name, more in {"default": [], "all": ["quant.exclude=[]", "quant.min_parameters=0"]}.items():
+        words = ["quant=int8_weight_only", SMALL, *more, "run.compare=baseline", f"hydra.run.dir={name}"]
+        assert main(*of(tiny["flux"]), *words)[0] == 0
+        psnr[name] = float(read(tmp_path / name / "metrics.json")["quality"]["psnr_min"])
+        notes = read(tmp_path / name / "plan.json")["transforms"][-1]["effect"]["notes"]
+        assert ("named like" in notes[0]) == (name == "default")
+    assert psnr["default"] >= psnr["all"]
+
+
+def test_p38_variable_length_kernels_do_not_go_into_a_full_graph(tiny, monkeypatch):
+    import optbuilder.technique as technique
+
+    monkeypatch.setattr(technique, "installed_version", lambda name: "99")
+    words = ["attention=flash_varlen", "precision=bf16"]
+    assert "breaks a full graph" in refusals(tiny["flux"], *words, "compile=full")
+    assert "breaks a full graph" not in refusals(tiny["flux"], *words, "compile=full", "compile.fullgraph=false")
+
+
+@pytest.mark.parametrize("words", ["compile=regional offload=group_block", "compile=full offload=model"])
+def test_p46_quantized_compiled_and_offloaded_stays_within_the_recompile_limit(words, tiny):
+    words = ["quant=int8_weight_only", SMALL, *words.split(), EAGER]
+    with preserved(), counts() as so_far:
+        plan, pipe, _ = built(tiny["flux"], *words)
+        result = run(pipe, plan.run, call=plan.call, graphs=so_far)
+        found = so_far()
+    assert result.problems == [] and found.limit_hit is None and found.graphs >= 1
+    assert found.graphs == result.graphs_before_timing
+
+
+@pytest.mark.parametrize("prompt", ["a cat, (blue) = 5 | \"x\" 'y'", "猫 🐈 на ковре", "costs $5 ${cat} \\n %s"])
+def test_p84_p85_any_text_is_a_prompt(prompt, main, tiny, tmp_path):
+    """On the command line and in a file, letter for letter in the picture's own record."""
+    (tmp_path / "prompts.txt").write_text(prompt + "\n", encoding="utf-8")
+    base = [word for word in of(tiny["sdxl"]) if not word.startswith("run.prompts")]
+    for name, words in {"line": [f"run.prompts={prompt}"], "file": ["run.prompts_file=prompts.txt"]}.items():
+        assert main(*base, *words, f"hydra.run.dir={name}")[0] == 0
+        assert read(tmp_path / name / "plan.json")["run"]["prompts"] == [prompt]
