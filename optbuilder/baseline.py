@@ -133,7 +133,7 @@ def setup_seconds(phases: Mapping[str, Any], first_call_s: float, call_s: float)
 def _run(plan: Plan, show: Callable[[str, int, int], None], name: str) -> tuple[Result, float]:
     import time
 
-    from optbuilder.apply import apply
+    from optbuilder.effects import apply
     from optbuilder.pipeline import load
     from optbuilder.runner import run
 

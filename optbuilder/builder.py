@@ -78,16 +78,20 @@ class Plan:
 
 
 def resolve(
-    config: Mapping[str, Any], choices: Mapping[str, str] | None = None, machine: Machine | None = None
+    config: Mapping[str, Any],
+    choices: Mapping[str, str] | None = None,
+    machine: Machine | None = None,
+    model: Model | None = None,
 ) -> Plan:
     """Turn a composed config into a plan. Nothing heavy is imported and no weights are read.
 
-    `choices` names the option picked in each stage, for messages; `machine` stands in for this one.
+    `choices` names the option picked in each stage, for messages; `machine` stands in for this one, and `model` for the
+    one that the config names.
     Raises `Refused` where there is no model or device to plan for; every other problem is in `plan.refusals`.
     """
     settings = _model_settings(config)
     machine = machine or (described(config["machine"]) if config["machine"] else probe(str(config["device"])))
-    model = describe(settings.repo_id, revision=settings.revision)
+    model = model or describe(settings.repo_id, revision=settings.revision)
     run, refusals = run_settings(config["run"] or {}, settings.run)
     transforms, problems = _transforms(config, choices)
     trusted = tuple(config["trusted_modules"])

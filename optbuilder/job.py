@@ -12,8 +12,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from optbuilder.apply import Effect, apply
 from optbuilder.builder import Plan, resolve
+from optbuilder.effects import Effect, apply
 from optbuilder.environment import environment
 from optbuilder.errors import NoEffect, Refused, UnexpectedHooks
 from optbuilder.measure import Memory

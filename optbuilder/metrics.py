@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from optbuilder.apply import Effect
 from optbuilder.baseline import setup_seconds
 from optbuilder.builder import Plan
+from optbuilder.effects import Effect
 from optbuilder.runner import Result
 from optbuilder.samples import spread
 from optbuilder.snapshot import snapshot

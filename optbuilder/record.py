@@ -11,8 +11,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from optbuilder.apply import Effect
 from optbuilder.builder import Plan
+from optbuilder.effects import Effect
 from optbuilder.environment import versions
 from optbuilder.request import Image
 

@@ -25,15 +25,28 @@ def preserved() -> Iterator[None]:
     with ExitStack() as stack:
         stack.enter_context(torch.random.fork_rng(devices=range(torch.cuda.device_count())))
         stack.enter_context(torch.set_grad_enabled(torch.is_grad_enabled()))
-        for get, put in _switches():
-            stack.callback(put, get())
-        for config in _configs():
-            stack.callback(_restore_config, config, config.get_config_copy())
-        stack.callback(_restore_environment, dict(os.environ))
+        stack.callback(standing())
         stack.callback(torch._dynamo.reset)
         stack.callback(_leave_process_group)
-        stack.callback(_undo, len(_AT_END))
         yield
+
+
+def standing() -> Callable[[], None]:
+    """Note the process's switches as they stand; gives a function that puts them back, and undoes what is registered
+    with `at_end` from now on."""
+    values = [(put, get()) for get, put in _switches()]
+    configs = [(config, config.get_config_copy()) for config in _configs()]
+    environment, registered = dict(os.environ), len(_AT_END)
+
+    def restore() -> None:
+        _undo(registered)
+        _restore_environment(environment)
+        for config, before in configs:
+            _restore_config(config, before)
+        for put, value in values:
+            put(value)
+
+    return restore
 
 
 def _undo(keep: int) -> None:

@@ -71,7 +71,7 @@ def plan(folder: Path, words: list[str]):
 
 def outcome(folder: Path, words: list[str]) -> str:
     """`ok`, `refused: why`, or what went wrong."""
-    from optbuilder.apply import apply
+    from optbuilder.effects import apply
 
     planned = plan(folder, words)
     if planned.refusals:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from optbuilder.apply import apply
 from optbuilder.builder import resolve
 from optbuilder.counters import counts
+from optbuilder.effects import apply
 from optbuilder.errors import NoEffect
 from optbuilder.pipeline import load
 from optbuilder.runner import run

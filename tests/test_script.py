@@ -36,7 +36,7 @@ def draws_the_same(folder: Path, lora: Path, chosen: list[list[str]], tmp_path: 
     from diffusers.image_processor import VaeImageProcessor
     from PIL import Image
 
-    from optbuilder.apply import apply
+    from optbuilder.effects import apply
     from optbuilder.runner import run
     from optbuilder.state import preserved
 

@@ -44,8 +44,8 @@ def latency(model: str) -> None:
     import torch
     from diffusers import DiffusionPipeline
 
-    from optbuilder.apply import apply
     from optbuilder.builder import resolve
+    from optbuilder.effects import apply
     from optbuilder.pipeline import load
     from optbuilder.request import arguments
     from optbuilder.runner import run
