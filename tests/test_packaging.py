@@ -113,8 +113,9 @@ def test_the_readmes_plans_work(main, tmp_path):
     (tmp_path / "prompts.txt").write_text("a red circle on a blue background\n")
     assert len(commands) > 8
     for words in commands:
-        if any(w.startswith(("model.repo_id", "--config-dir", "-m")) for w in words):
+        if any(w.startswith(("model.repo_id", "--config-dir", "-m", "recipe=")) for w in words):
             continue
+        words = [word for word in words if word != "action=search"]  # a search plans before it runs for minutes
         asked = words if any(w.startswith(("action", "--")) for w in words) else [*words, "action=plan"]
         assert main(*asked)[0] == 0, words
 
