@@ -22,7 +22,7 @@ from optbuilder.folders import CONF
 from optbuilder.isolation import isolated
 from optbuilder.job import Outcome, generate, refused
 from optbuilder.options import options
-from optbuilder.overrides import explained, prepared, translated
+from optbuilder.overrides import explained, group_of, prepared, translated
 from optbuilder.recipe import with_recipe
 from optbuilder.record import plan_json
 from optbuilder.script import script
@@ -89,9 +89,7 @@ def run_search(config: Mapping[str, Any], hydra_config: DictConfig) -> Outcome:
     from optbuilder.search.settings import search_settings
 
     settings = search_settings(config["search"], config["stages"])
-    words = [
-        w for w in hydra_config.overrides.task if w.partition("=")[0].partition(".")[0] not in ("action", "search")
-    ]
+    words = [w for w in hydra_config.overrides.task if group_of(w) not in ("action", "search")]
     space = space_of(config, option_nodes(config["stages"]), words, settings)
     master, loader = OmegaConf.create({"hydra": hydra_config}), GlobalHydra.instance().config_loader()
     log_settings = OmegaConf.to_container(hydra_config.job_logging, resolve=True)

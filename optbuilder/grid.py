@@ -11,15 +11,15 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
+from optbuilder.baseline import KEPT
 from optbuilder.builder import Plan, resolve
 from optbuilder.errors import Refused
 from optbuilder.folders import CONF
-from optbuilder.overrides import explained
+from optbuilder.overrides import explained, group_of
 from optbuilder.recipe import with_recipe
 from optbuilder.record import job_key, plan_key
 
 Compose = Callable[[list[str]], DictConfig]
-KEPT = ("lora",)  # a reference has it too: without it, it would be another model
 
 
 @dataclass
@@ -102,7 +102,7 @@ def baselines(found: Sequence[Cell], compose: Compose) -> list[Cell]:
 def untreated(cell: Cell) -> list[str]:
     """A cell's overrides with every stage left as it is."""
     stages = [stage for stage in cell.config["stages"] if stage not in KEPT]
-    left = [word for word in cell.words if word.lstrip("+~").partition("=")[0].partition(".")[0] not in stages]
+    left = [word for word in cell.words if group_of(word) not in stages]
     return [*left, *(f"{stage}={'fp32' if stage == 'precision' else 'none'}" for stage in stages)]
 
 

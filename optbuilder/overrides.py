@@ -36,6 +36,16 @@ def prepared(argv: Sequence[str], conf: Path) -> list[str]:
     ]
 
 
+def group_of(word: str) -> str:
+    """The first part of an override's key: the stage or group that it is about."""
+    return word.lstrip("+~").partition("=")[0].partition(".")[0]
+
+
+def assigned(key: str, value: object) -> str:
+    """An override of any text, quoted as Hydra's grammar wants it."""
+    return f"{key}={QuotedString(str(value), Quote.double).with_quotes()}"
+
+
 def _quote(word: str) -> str:
     key, _, text = word.partition("=")
     if text in ("", "null") or text.lstrip().startswith(("[", '"', "'")):

@@ -10,6 +10,7 @@ import yaml
 
 from optbuilder.builder import Plan
 from optbuilder.errors import Refused
+from optbuilder.overrides import group_of
 from optbuilder.record import completed
 
 
@@ -39,7 +40,7 @@ def with_recipe(
     """
     if not config.get("recipe"):
         return dict(config), dict(choices)
-    said = {word.lstrip("+~").partition("=")[0].partition(".")[0] for word in words}
+    said = {group_of(word) for word in words}
     stages = {s: node for s, node in _read(str(config["recipe"]), config["stages"]).items() if s not in said}
     left = {stage: {} for stage in config["stages"] if stage not in {*stages, *said}}
     nodes = {s: {k: v for k, v in node.items() if k != "option"} for s, node in stages.items()}

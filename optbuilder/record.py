@@ -56,6 +56,12 @@ def _digest(content: Any) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()[:12]
 
 
+def peak_bytes(metrics: Mapping[str, Any]) -> float:
+    """The peak of the timed calls: of the device where it has memory of its own, else of the process."""
+    peak = metrics["memory"]["phases"]["run"]
+    return peak["device_allocated_peak_bytes"] or peak["rss_peak_bytes"]
+
+
 def plan_json(plan: Plan, key: str, effects: Sequence[Effect] = ()) -> dict[str, Any]:
     """The plan as data: the transforms in order with options, reasons and, once applied, effects; and the refusals."""
     found = {effect.transform: effect for effect in effects}

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from optbuilder.job import Outcome, recorded
-from optbuilder.record import completed
+from optbuilder.record import completed, peak_bytes
 
 PUBLISHED = (
     "scenario", "model_cls", "num_params_M", "flops_M", "time_plain_s", "mem_plain_GB", "time_compile_s",
@@ -88,14 +88,8 @@ def _beside(metrics: Mapping[str, Any], others: Mapping[str, Outcome]) -> dict[s
     found = {"baseline": name, "speedup": speed.get("speedup", ""), "speedup_low": low, "speedup_high": high}
     found["break_even_images"] = "" if speed.get("break_even_images") is None else speed["break_even_images"]
     if name in others and "latency" in others[name].metrics:
-        found["memory_ratio"] = _peak(metrics) / _peak(others[name].metrics)
+        found["memory_ratio"] = peak_bytes(metrics) / peak_bytes(others[name].metrics)
     return found
-
-
-def _peak(metrics: Mapping[str, Any]) -> float:
-    """The peak of the run in bytes: of the device where it has memory of its own, else of the process."""
-    peak = metrics["memory"]["phases"]["run"]
-    return peak["device_allocated_peak_bytes"] or peak["rss_peak_bytes"]
 
 
 def _figures(plan: Mapping[str, Any], metrics: Mapping[str, Any]) -> dict[str, Any]:
@@ -108,7 +102,7 @@ def _figures(plan: Mapping[str, Any], metrics: Mapping[str, Any]) -> dict[str, A
     return {
         "model_cls": _denoiser(plan["model"]["components"]),
         f"time_{kind}_s": call["median"],
-        f"mem_{kind}_GB": _peak(metrics) / 1e9,
+        f"mem_{kind}_GB": peak_bytes(metrics) / 1e9,
         "fullgraph": "" if compiled is None else compiled.get("fullgraph", ""),
         "mode": "" if compiled is None else compiled.get("mode") or "default",
         "github_sha": (metrics["environment"]["git"] or {}).get("commit", ""),

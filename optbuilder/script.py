@@ -111,8 +111,9 @@ def write_script(directory: Path, plan: Plan) -> None:
 
 def _needed(body: str) -> dict[str, str]:
     """The installed version of every distribution that the script imports, and of those that any pipeline needs."""
-    found = {n.name.partition(".")[0] for i in ast.walk(ast.parse(body)) if isinstance(i, ast.Import) for n in i.names}
-    found |= {str(i.module).partition(".")[0] for i in ast.walk(ast.parse(body)) if isinstance(i, ast.ImportFrom)}
+    nodes = list(ast.walk(ast.parse(body)))
+    found = {alias.name.partition(".")[0] for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+    found |= {str(node.module).partition(".")[0] for node in nodes if isinstance(node, ast.ImportFrom)}
     names = {*ALWAYS, *(OTHERWISE.get(module, module.replace("_", "-")) for module in found - sys.stdlib_module_names)}
     if "'backend': 'quanto'" in body:
         names.add("optimum-quanto")

@@ -7,11 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from hydra.core.override_parser.types import Quote, QuotedString
-
 from optbuilder.errors import Refused
 from optbuilder.grid import Cell, Compose, baselines, cells, in_order
 from optbuilder.job import Outcome, record_job, recorded, refused
+from optbuilder.overrides import assigned
 from optbuilder.record import plan_json
 from optbuilder.report.page import write_report
 from optbuilder.results import jobs, write_results
@@ -86,4 +85,4 @@ def launched(cell: Cell, directory: Path) -> list[str]:
         folder = (directory / reference.name).resolve()
         if (folder / "metrics.json").is_file() and recorded(folder).status == "ok":
             where["run.compare"] = folder
-    return [*cell.words, *(f"{k}={QuotedString(str(v), Quote.double).with_quotes()}" for k, v in where.items())]
+    return [*cell.words, *(assigned(key, value) for key, value in where.items())]

@@ -10,13 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hydra.core.override_parser.types import Quote, QuotedString
-
 from optbuilder.errors import Refused
 from optbuilder.grid import Cell, Compose, planned
 from optbuilder.isolation import isolated
 from optbuilder.job import Outcome, recorded
 from optbuilder.options import options
+from optbuilder.overrides import assigned, group_of
 from optbuilder.search.answer import Answer, answer, write_answer
 from optbuilder.search.propose import DEAR, Space, propose
 from optbuilder.search.settings import SearchSettings
@@ -116,7 +115,7 @@ def _reference(given: Search, so_far: Sequence[Tried]) -> Path | None:
 def _cell(given: Search, name: str, choice: Choice, reference: Path | None = None, *more: str) -> Cell:
     words = [*given.words, *(f"{stage}={option}" for stage, option in choice.items()), "action=generate", *more]
     if reference is not None:
-        words.append(f"run.compare={QuotedString(str(reference), Quote.double).with_quotes()}")
+        words.append(assigned("run.compare", reference))
     return planned(name, words, given.compose)
 
 
@@ -170,7 +169,7 @@ def space_of(
     config: Mapping[str, Any], nodes: Mapping[str, Mapping[str, Any]], words: Sequence[str], settings: SearchSettings
 ) -> Space:
     """The options of every stage that the plan accepts here, without the stages fixed on the command line."""
-    fixed = {word.lstrip("+~").partition("=")[0].partition(".")[0] for word in words}
+    fixed = {group_of(word) for word in words}
     memory = settings.objective == "memory" or "memory" in settings.limits.most
     left = [s for s in (*ORDER, DEAR) if s in nodes and s not in fixed and (memory or s not in SAVING_MEMORY)]
     usable = [o for o in options(config, {s: nodes[s] for s in left}) if not o.reasons]

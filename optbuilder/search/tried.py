@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from optbuilder.job import Outcome
+from optbuilder.record import peak_bytes
 from optbuilder.samples import ratio
 from optbuilder.search.settings import Limits
 
@@ -42,10 +43,10 @@ def tried(name: str, choice: Choice, outcome: Outcome) -> Tried:
     metrics = outcome.metrics
     if "latency" not in metrics:
         return Tried(name, choice, outcome.status)
-    peak, quality = metrics["memory"]["phases"]["run"], metrics["quality"] or {}
+    quality = metrics["quality"] or {}
     figures: dict[str, Any] = {
         "latency": 1 / metrics["latency"]["images_per_s"],
-        "memory": peak["device_allocated_peak_bytes"] or peak["rss_peak_bytes"],
+        "memory": peak_bytes(metrics),
         "cold_start": metrics["phases"]["first_image_s"],
         "energy": sum((metrics["energy"] or {}).get("joules_per_image", {}).values()) or None,
         "psnr": float(quality["psnr_min"]) if quality else None,
