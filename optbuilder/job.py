@@ -133,6 +133,7 @@ def _run(plan: Plan, outcome: Outcome, bars: bool) -> None:
 
 def _measured(plan: Plan, outcome: Outcome, phases: dict[str, Any], show: Any) -> None:
     from optbuilder.counters import counts
+    from optbuilder.flops import denoiser, first_inputs, size
     from optbuilder.metrics import degraded, metrics
     from optbuilder.runner import kernels_called, profiled, run
 
@@ -146,8 +147,10 @@ def _measured(plan: Plan, outcome: Outcome, phases: dict[str, Any], show: Any) -
     result.memory["load"] = load_memory
     if plan.run.profile:
         outcome.profile = profiled(pipe, plan.run, plan.call, outcome.directory)
-    kernels = kernels_called(pipe, plan.run, plan.call)
+    with first_inputs(denoiser(pipe)) as given:
+        kernels = kernels_called(pipe, plan.run, plan.call)
     outcome.metrics = metrics(plan, pipe, result, phases, counted, kernels, effects)
+    outcome.metrics["denoiser"] = size(denoiser(pipe), given[0]) if given else None
     outcome.metrics["environment"] = environment(plan.machine)
     outcome.pictures = result.images
     del pipe  # one copy of the weights at a time

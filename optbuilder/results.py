@@ -101,6 +101,8 @@ def _figures(plan: Mapping[str, Any], metrics: Mapping[str, Any]) -> dict[str, A
     low, high = call["interval"] or ("", "")
     return {
         "model_cls": _denoiser(plan["model"]["components"]),
+        "num_params_M": _millions((metrics.get("denoiser") or {}).get("parameters")),
+        "flops_M": _millions((metrics.get("denoiser") or {}).get("flops")),
         f"time_{kind}_s": call["median"],
         f"mem_{kind}_GB": peak_bytes(metrics) / 1e9,
         "fullgraph": "" if compiled is None else compiled.get("fullgraph", ""),
@@ -119,6 +121,10 @@ def _figures(plan: Mapping[str, Any], metrics: Mapping[str, Any]) -> dict[str, A
         "psnr_min": quality.get("psnr_min", ""),
         "ssim_min": quality.get("ssim_min", ""),
     }
+
+
+def _millions(count: int | None) -> float | str:
+    return "" if count is None else count / 1e6
 
 
 def _denoiser(components: Mapping[str, str]) -> str:
