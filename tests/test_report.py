@@ -76,10 +76,27 @@ def test_findings_name_the_best_of_each_kind(grid):
 
 
 def test_the_front_has_no_job_that_another_beats(grid):
-    from optbuilder.report.charts import front
+    from optbuilder.report.charts import and_memory, front, speed_and_quality
 
     job(grid / "4", [0.9, 0.9, 0.9], {"fusion": "qkv"}, "34.0")
-    assert front(cells([grid])) == {"2", "3"}
+    assert front(cells([grid]), speed_and_quality) == {"2", "3"}
+    job(grid / "5", [0.9, 0.9, 0.9], {"offload": "model"}, "34.0", 10**8)
+    assert front(cells([grid]), and_memory) == {"2", "3", "5"}
+
+
+def test_grids_of_several_models_and_machines_are_told_apart(grid, tmp_path):
+    """Nothing of one is called faster than the other's, and what differs between the machines is said."""
+    other = shutil.copytree(grid, tmp_path / "elsewhere")
+    for path in other.glob("*/metrics.json"):
+        metrics = json.loads(path.read_text())
+        metrics["environment"] = {"git": None, "device": {"name": "another"}, "packages": {"torch": "2.0"}}
+        metrics["latency"]["call_s"]["samples"] = [s / 10 for s in metrics["latency"]["call_s"]["samples"]]
+        path.write_text(json.dumps(metrics))
+    found = cells([grid, other])
+    said = list(findings(found))
+    assert [line.partition(":")[0] for line in said] == [f"grid {grid}"] * 3 + [f"grid {other}"] * 3
+    page = write_report([grid, other], tmp_path / "report.html").read_text()
+    assert "Not all jobs ran in the same environment" in page and "elsewhere/0, elsewhere/1" in page
 
 
 def test_a_heat_map_is_black_where_equal_and_white_where_far():

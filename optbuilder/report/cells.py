@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,10 @@ from optbuilder.job import Outcome, recorded
 from optbuilder.results import jobs, row
 
 IDENTICAL_DB = 100.0  # where "inf" is drawn: 8-bit pictures that differ anywhere have at most 96 dB in 4000 x 4000
+
+# Settings of a run that say how it is measured, not what is generated.
+MEASURING = {"compare", "compile_floor", "profile", "isolation", "timeout_s", "warmup", "repeats", "repeats_width",
+             "repeats_budget_s"}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -40,12 +44,22 @@ class Cell:
         return " ".join(word for word in chosen if word != "precision=fp32") or "baseline"
 
     @property
-    def group(self) -> str:
+    def conditions(self) -> dict[str, Any]:
         """What has to be equal for two jobs to be comparable: grid, model, device, and what was generated."""
         plan = self.outcome.plan
-        compared = {key: value for key, value in plan.get("run", {}).items() if key != "compare"}
-        parts = [str(self.outcome.directory.parent), plan.get("model"), plan.get("device"), compared]
-        return json.dumps(parts, sort_keys=True, default=str)
+        asked = {f"run.{key}": value for key, value in plan.get("run", {}).items() if key not in MEASURING}
+        where = {"model": plan.get("model", {}).get("repo_id"), "device": plan.get("device")}
+        return {"grid": str(self.outcome.directory.parent), **where, **asked}
+
+    @property
+    def group(self) -> str:
+        """The conditions as one text."""
+        return json.dumps(self.conditions, sort_keys=True, default=str)
+
+    @property
+    def peak(self) -> float:
+        """The peak of the timed calls in bytes: of the device, or of the process on a CPU."""
+        return float(self.row["device_peak_bytes"] or self.row["rss_peak_bytes"])
 
     @property
     def calls(self) -> list[float]:
@@ -82,3 +96,18 @@ def cells(directories: Sequence[Path]) -> list[Cell]:
             beside = f"{prefix}{values['baseline']}" if values.get("baseline") in outcomes else ""
             found.append(Cell(f"{prefix}{name}", outcome, values, beside))
     return found
+
+
+def grouped(found: Sequence[Cell]) -> dict[str, list[Cell]]:
+    """The jobs by what makes them comparable; a group's name says what tells it from the others, and is empty where
+    there is only one."""
+    groups: dict[str, list[Cell]] = {}
+    for cell in found:
+        groups.setdefault(cell.group, []).append(cell)
+    conditions = {key: group[0].conditions for key, group in groups.items()}
+    told = [k for k in dict.fromkeys(k for c in conditions.values() for k in c) if _differs(k, conditions.values())]
+    return {", ".join(f"{k} {conditions[key].get(k)}" for k in told): group for key, group in groups.items()}
+
+
+def _differs(key: str, conditions: Iterable[Mapping[str, Any]]) -> bool:
+    return len({json.dumps(c.get(key), default=str) for c in conditions}) > 1

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from html import escape
+from operator import le
 
 import plotly.graph_objects as go
 
-from optbuilder.report.cells import IDENTICAL_DB, Cell
+from optbuilder.report.cells import IDENTICAL_DB, Cell, grouped
 from optbuilder.report.contribution import Contribution
 from optbuilder.show import bytes_text
 
@@ -20,48 +21,59 @@ COLD = ("import_s", "load_s", "transforms_s", "compile_s")
 CALL = ("text_encode_s", "denoise_s", "decode_s")
 
 
-def front(found: Sequence[Cell]) -> set[str]:
-    """The names of the jobs that no other one beats in both latency and PSNR."""
-    points = {cell.name: (cell.image_s, -_db(cell)) for cell in found}
-    return {
-        name
-        for name, (seconds, loss) in points.items()
-        if not any(s <= seconds and q <= loss and (s, q) != (seconds, loss) for s, q in points.values())
-    }
+def front(found: Sequence[Cell], figures: Callable[[Cell], tuple[float, ...]]) -> set[str]:
+    """The names of the jobs that no other one comparable with them beats in all figures, of which less is better."""
+    return {cell.name for group in grouped(found).values() for cell in _unbeaten(group, figures)}
+
+
+def _unbeaten(group: Sequence[Cell], figures: Callable[[Cell], tuple[float, ...]]) -> Iterator[Cell]:
+    points = [figures(cell) for cell in group]
+    for cell, own in zip(group, points, strict=True):
+        if not any(other != own and all(map(le, other, own)) for other in points):
+            yield cell
+
+
+def speed_and_quality(cell: Cell) -> tuple[float, ...]:
+    return cell.image_s, -_db(cell)
+
+
+def and_memory(cell: Cell) -> tuple[float, ...]:
+    return *speed_and_quality(cell), cell.peak
 
 
 def pareto(found: Sequence[Cell]) -> go.Figure:
-    """Seconds per picture against PSNR; the size of a point is the peak memory. The front is a line."""
-    best, figure = front(found), go.Figure()
-    peaks = [float(cell.row["device_peak_bytes"] or cell.row["rss_peak_bytes"]) for cell in found]
+    """Seconds per picture against PSNR; the size of a point is the peak memory. A line for each front."""
+    best, small, figure = front(found, speed_and_quality), front(found, and_memory), go.Figure()
+    colours = ["#d9480f" if c.name in best else "#e8a33d" if c.name in small else "#4c8bf5" for c in found]
     figure.add_scatter(
         x=[cell.image_s for cell in found],
         y=[_db(cell) for cell in found],
         customdata=[cell.name for cell in found],
-        text=[_hover(cell, peak) for cell, peak in zip(found, peaks, strict=True)],
+        text=[_hover(cell) for cell in found],
         hovertemplate="%{text}<extra></extra>",
         mode="markers",
         marker={
-            "size": peaks,
+            "size": [cell.peak for cell in found],
             "sizemode": "area",
-            "sizeref": max(peaks) / 900,
+            "sizeref": max(cell.peak for cell in found) / 900,
             "sizemin": 5,
-            "color": ["#d9480f" if cell.name in best else "#4c8bf5" for cell in found],
+            "color": colours,
             "line": {"width": 1},
         },
         name="jobs",
         showlegend=False,
     )
-    line = sorted((cell for cell in found if cell.name in best), key=lambda cell: cell.image_s)
-    figure.add_scatter(
-        x=[cell.image_s for cell in line],
-        y=[_db(cell) for cell in line],
-        customdata=[cell.name for cell in line],
-        mode="lines",
-        line={"color": "#d9480f", "dash": "dot", "shape": "vh"},
-        hoverinfo="skip",
-        name="front",
-    )
+    for name, group in grouped(found).items():
+        line = sorted((cell for cell in group if cell.name in best), key=lambda cell: cell.image_s)
+        figure.add_scatter(
+            x=[cell.image_s for cell in line],
+            y=[_db(cell) for cell in line],
+            customdata=[cell.name for cell in line],
+            mode="lines",
+            line={"color": "#d9480f", "dash": "dot", "shape": "vh"},
+            hoverinfo="skip",
+            name=f"front {escape(name)}".strip(),
+        )
     quality = "PSNR of the worst picture, dB (100: the same pictures)"
     return figure.update_layout(**LAYOUT, xaxis_title="seconds per picture", yaxis_title=quality)
 
@@ -71,9 +83,14 @@ def _db(cell: Cell) -> float:
     return IDENTICAL_DB if cell.psnr is None else min(cell.psnr, IDENTICAL_DB)
 
 
-def _hover(cell: Cell, peak: float) -> str:
+def _hover(cell: Cell) -> str:
     speed = f"{cell.row['speedup']:.2f}x the baseline's speed" if cell.row.get("speedup") else "no speed-up known"
-    lines = [cell.title, f"{cell.image_s:.3f} s per picture, {speed}", f"peak {bytes_text(peak)}", f"job {cell.name}"]
+    lines = [
+        cell.title,
+        f"{cell.image_s:.3f} s per picture, {speed}",
+        f"peak {bytes_text(cell.peak)}",
+        f"job {cell.name}",
+    ]
     return "<br>".join(map(escape, lines))
 
 

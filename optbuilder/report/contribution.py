@@ -53,7 +53,7 @@ def _line(stage: str, told: str, measured: Sequence[Cell]) -> Contribution | Non
         max(ratios),
         min(ratios),
         _mean([cell.image_s for cell in without]) / _mean([cell.image_s for cell in having]),
-        _mean([_peak(one) / _peak(other) for other, one in pairs]),
+        _mean([one.peak / other.peak for other, one in pairs]),
         min(compared, default=None),
     )
 
@@ -72,10 +72,6 @@ def _rest(cell: Cell, stage: str) -> tuple[tuple[str, str], ...]:
 
 def _ratios(without: Cell, having: Cell) -> Any:
     return medians(without.calls, 0) / medians(having.calls, 1)
-
-
-def _peak(cell: Cell) -> float:
-    return float(cell.row["device_peak_bytes"] or cell.row["rss_peak_bytes"])
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -10,7 +10,7 @@ from typing import Any
 
 from optbuilder.compare import unfair
 from optbuilder.record import completed
-from optbuilder.report.cells import Cell, cells
+from optbuilder.report.cells import Cell, cells, grouped
 
 FOLDER = Path(__file__).parent
 CLOSE_DB = 40.0  # pictures that differ by less are hard to tell apart by eye
@@ -77,7 +77,13 @@ def _directories(words: Sequence[str]) -> list[str]:
 
 
 def findings(measured: Sequence[Cell]) -> Iterator[str]:
-    """What the grid says in sentences: the fastest, the fastest with pictures like the baseline's, the smallest."""
+    """What the grids say in sentences, those that can be compared apart from the others."""
+    for name, group in grouped(measured).items():
+        yield from (f"{name}: {said}" if name else said for said in _findings(group))
+
+
+def _findings(measured: Sequence[Cell]) -> Iterator[str]:
+    """The fastest, the fastest with pictures like the baseline's, the smallest; and how the machine drifted."""
     compared = [cell for cell in measured if cell.row.get("speedup") and not cell.name.endswith("_again")]
     if compared:
         yield f"Fastest: {sentence(min(compared, key=lambda cell: cell.image_s))}"
