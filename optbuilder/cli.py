@@ -17,6 +17,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from optbuilder.builder import resolve
 from optbuilder.directories import is_worker
+from optbuilder.environment import cpu_name
 from optbuilder.errors import Refused, nearest
 from optbuilder.folders import CONF
 from optbuilder.isolation import isolated
@@ -85,16 +86,19 @@ def run_job(config: Mapping[str, Any], choices: Mapping[str, str], hydra_config:
 
 def run_search(config: Mapping[str, Any], hydra_config: DictConfig) -> Outcome:
     """Search, and print the answer; exit code 130 after Ctrl-C, with the best so far."""
-    from optbuilder.search.run import Search, search, space_of  # Optuna is an extra
+    from optbuilder.search.run import Search, search  # Optuna is an extra
     from optbuilder.search.settings import search_settings
+    from optbuilder.search.space import space_of
 
     settings = search_settings(config["search"], config["stages"])
     words = [w for w in hydra_config.overrides.task if group_of(w) not in ("action", "search")]
-    space = space_of(config, option_nodes(config["stages"]), words, settings)
+    plan = resolve(config, hydra_config.runtime.choices).require()
+    space = space_of(config, option_nodes(config["stages"]), words, settings, len(plan.run.prompts))
     master, loader = OmegaConf.create({"hydra": hydra_config}), GlobalHydra.instance().config_loader()
     log_settings = OmegaConf.to_container(hydra_config.job_logging, resolve=True)
     directory = Path(hydra_config.runtime.output_dir)
-    given = Search(settings, words, lambda w: loader.load_sweep_config(master, w), log_settings, directory)
+    machine = f"{plan.machine.device} {plan.machine.name or cpu_name()}"
+    given = Search(settings, words, lambda w: loader.load_sweep_config(master, w), log_settings, directory, machine)
     found = search(given, space)
     print(*found.said, f"files       {directory}", sep="\n")
     if found.stopped:

@@ -14,14 +14,18 @@ from optbuilder.overrides import group_of
 from optbuilder.record import completed
 
 
-def write_recipe(path: Path, plan: Plan, sentence: str) -> None:
-    """Write the plan's stages with all their options. What the model decides (derived options) is in it as well."""
+def write_recipe(path: Path, plan: Plan, sentence: str, more: Sequence[str] = ()) -> None:
+    """Write the plan's stages with all their options. What the model decides (derived options) is in it as well.
+
+    `more` are the overrides to use it with, which are told in its first line.
+    """
     stages = {
         t.stage: {"option": t.choice, "_target_": f"{t.function.__module__}.{t.function.__name__}", **_plain(t.options)}
         for t in plan.transforms
     }
     with completed(path) as file:
-        head = f"# python -m optbuilder recipe={path.name} model=...\n# {sentence}\n"
+        command = " ".join(["python -m optbuilder", f"recipe={path.name}", "model=...", *more])
+        head = f"# {command}\n# {sentence}\n"
         file.write_text(
             head + yaml.safe_dump({"stages": stages}, sort_keys=False, allow_unicode=True), encoding="utf-8"
         )

@@ -4,14 +4,23 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
 
 import pytest
+from hydra import initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
+from hydra.types import RunMode
 
+from optbuilder.folders import CONF
+from optbuilder.job import Outcome, recorded
 from optbuilder.search.answer import answer, contributions, front
 from optbuilder.search.propose import propose
+from optbuilder.search.run import Search, search
 from optbuilder.search.settings import Limits, SearchSettings
-from optbuilder.search.tried import Tried, best, better
+from optbuilder.search.tried import Tried, best, better, gain
 from tests.conftest import of, read
 
 SPACE = {
@@ -44,7 +53,7 @@ def measured(choice: Mapping[str, str], name: str = "x") -> Tried:
     lossy = [PSNR[option] for option in choice.values() if option in PSNR]
     if choice:
         figures["psnr"] = min(lossy, default=float("inf"))
-    return Tried(name, dict(choice), "ok", figures, [seconds * f for f in (0.99, 1.0, 1.0, 1.01)])
+    return Tried(Path(name), dict(choice), "ok", figures, [seconds * f for f in (0.99, 1.0, 1.0, 1.01)])
 
 
 def tried_all(limits: Limits = Limits(), space=SPACE, accepts=lambda choice: True) -> list[Tried]:  # noqa: B008
@@ -95,7 +104,7 @@ def test_what_is_refused_or_running_is_not_proposed():
 
 def test_a_tie_goes_to_the_simpler_plan():
     one, two = measured({"precision": "bf16"}), measured({"precision": "bf16", "layout": "channels_last"})
-    noisy = Tried("y", two.choice, "ok", {**two.figures, "latency": 0.65}, [0.4, 0.6, 0.66, 0.7, 0.9])
+    noisy = Tried(Path("y"), two.choice, "ok", {**two.figures, "latency": 0.65}, [0.4, 0.6, 0.66, 0.7, 0.9])
     assert not better(noisy, one, "latency") and better(one, noisy, "latency")
     assert best([noisy, one], "latency") is one and best([two, one], "latency") is two
 
@@ -103,9 +112,9 @@ def test_a_tie_goes_to_the_simpler_plan():
 def test_a_finalist_that_breaks_a_limit_when_measured_again_is_not_the_answer():
     settings = SearchSettings(max_latency="0.6s")
     known = [measured({}), measured({"compile": "full", "precision": "bf16"}), measured({"compile": "regional"})]
-    slower = Tried("1_confirmed", known[1].choice, "ok", {**known[1].figures, "latency": 0.7}, [0.7, 0.7])
+    slower = Tried(Path("1_confirmed"), known[1].choice, "ok", {**known[1].figures, "latency": 0.7}, [0.7, 0.7])
     found = answer(settings, known, [measured({}), slower], False)
-    assert found.winner is None and found.said == ["Nothing that was tried keeps every limit."]
+    assert found.winner is None and found.said[0] == "Nothing that was tried keeps every limit."
     found = answer(SearchSettings(), known, [measured({}), known[1]], False)
     assert found.said[0].startswith("compile=full + precision=bf16: 2.40x faster than the baseline (2.3")
     assert "PSNR 50.0 dB, +0 % memory" in found.said[0]
@@ -117,11 +126,121 @@ def test_contributions_are_those_of_plans_without_the_technique():
     assert {t.choice.get("precision") for t in front(known)} == {None, "bf16"}
 
 
+def test_options_of_the_best_are_tuned_and_stages_added():
+    space = {**SPACE, "cache": ["first_block"], "cache.threshold": ["0.2"]}
+    speeds = {"first_block": 1.5, "0.2": 1.3}
+
+    def with_cache(choice):
+        own = {stage: option for stage, option in choice.items() if "cache" not in stage}
+        one = measured(own)
+        times = math.prod(speeds.get(option, 1.0) for option in choice.values())
+        figures = {**one.figures, "latency": one.figures["latency"] / times}
+        return Tried(Path("x"), dict(choice), "ok", figures, [c / times for c in one.calls])
+
+    known: list[Tried] = []
+    while (choice := propose(known, [], space, "latency", Limits(), lambda choice: True)) is not None:
+        known.append(with_cache(choice))
+    assert best(known, "latency").choice["cache.threshold"] == "0.2"
+    assert not [t for t in known if "cache.threshold" in t.choice and "cache" not in t.choice]
+
+
+def test_several_objectives_have_a_winner_each():
+    settings = SearchSettings(objective=["latency", "memory"], max_latency="1s")
+    known = [measured(c) for c in ({}, {"compile": "full"}, {"precision": "bf16", "quant": "int8_dynamic"})]
+    found = answer(settings, known, [], False)
+    assert found.winners == {"latency": known[1], "memory": known[2]} and found.winner is known[1]
+    assert found.said[0].startswith("For latency: compile=full: 1.60x faster")
+    assert any(line.startswith("For memory: precision=bf16 + quant=int8_dynamic: 2.00x less") for line in found.said)
+
+
+def test_throughput_is_of_pictures_and_latency_of_calls():
+    one = measured({})
+    two = Tried(Path("y"), {"run.batch_size": "2"}, "ok", {**one.figures, "latency": 1.5, "throughput": 0.75},
+                [1.5, 1.5, 1.5], 2.0)  # fmt: skip
+    assert gain(two, one, "throughput")[0] == pytest.approx(4 / 3) and gain(two, one, "latency")[0] < 1
+
+
+def test_what_came_nearest_to_a_limit_is_said():
+    found = answer(SearchSettings(max_latency="1ms"), [measured({}), measured({"compile": "full"})], [], False)
+    assert found.said[1] == "The least latency was 0.625, by compile=full; the limit is 0.001."
+
+
+def simulated(directory: Path, objective: Any, storage: str | None = None) -> Search:
+    """A search whose jobs are records of what `measured` says, on a random model's plans."""
+    loader = GlobalHydra.instance().config_loader()
+    master = loader.load_configuration("config", [], RunMode.MULTIRUN)
+
+    def run(config: Any, choices: Mapping[str, str], folder: Path, log_settings: Any) -> Outcome:
+        choice = {s: choices[s] for s in SPACE if choices[s] not in ("none", "fp32")}
+        one, each = measured(choice), len(config["run"]["prompts"]) // config["run"]["batch_size"]
+        calls = [seconds * config["run"]["batch_size"] ** 0.5 for seconds in one.calls]
+        metrics = {
+            "status": "ok", "reasons": [], "images": ["x"] * len(config["run"]["prompts"]), "energy": None,
+            "quality": {"psnr_min": str(one.figures["psnr"]), "ssim_min": 1.0} if "psnr" in one.figures else None,
+            "latency": {"call_s": {"median": calls[1], "samples": calls}, "calls": [{"call": n} for n in range(each)]},
+            "phases": {"first_image_s": 2.0}, "memory": {"phases": {"run": {
+                "device_allocated_peak_bytes": None, "rss_peak_bytes": one.figures["memory"]}}},
+        }  # fmt: skip
+        (folder / "metrics.json").write_text(json.dumps(metrics))
+        (folder / "plan.json").write_text("{}")
+        return recorded(folder)
+
+    words = ["run.prompts=[a,b,c,d]"]
+    settings = SearchSettings(objective=objective, budget="60s", storage=storage)
+    directory.mkdir()
+    compose = lambda more: loader.load_sweep_config(master, more)  # noqa: E731
+    return Search(settings, words, compose, {"handlers": {}}, directory, "here", run)
+
+
+@pytest.fixture
+def hydra_ready():
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        yield
+
+
+@pytest.fixture
+def no_report(monkeypatch):
+    monkeypatch.setattr("optbuilder.search.run.write_answer", lambda *_: None)
+
+
+def test_a_search_for_throughput_tries_batches(hydra_ready, no_report, tmp_path):
+    space = {"precision": ["bf16"], "run.batch_size": ["2", "4"]}
+    found = search(simulated(tmp_path / "s", "throughput"), space)
+    assert dict(found.winner.choice) == {"precision": "bf16", "run.batch_size": "4"}
+    assert found.said[0].startswith("precision=bf16 + run.batch_size=4: 3.00x more pictures per second")
+
+
+def test_workers_share_a_search_and_one_that_died_is_waited_for_no_longer(
+    hydra_ready, no_report, tmp_path, monkeypatch
+):
+    """One worker takes the baseline and dies; another waits, measures it, and goes on; a third finds all known."""
+    from optbuilder.search import trials
+
+    monkeypatch.setattr(trials, "BEAT_S", 1)
+    storage, space = f"sqlite:///{tmp_path}/shared.db", {"precision": ["bf16"], "layout": ["channels_last"]}
+    given = simulated(tmp_path / "one", "latency", storage)
+    settings = {k: v for k, v in vars(given.settings).items() if k not in ("budget", "storage")}
+    study = trials.opened(storage, tmp_path, [given.words, given.machine, settings], ["latency"])
+    study.enqueue_trial({"precision": "none", "layout": "none"})
+    dead = study.ask()
+    for stage in space:
+        dead.suggest_categorical(stage, ["none", *space[stage]])
+    study._storage.record_heartbeat(dead._trial_id)
+    found = search(given, space)
+    assert dict(found.winner.choice) == {"precision": "bf16", "layout": "channels_last"}
+    assert {t.state.name for t in study.trials if t.number == dead.number} == {"FAIL"}
+    count = len(trials.known(study))
+    search(simulated(tmp_path / "two", "latency", storage), space)
+    assert len(trials.known(study)) == count and not list((tmp_path / "two").glob("[0-9]"))
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["search.budget=soon"], "search.budget='soon': it is no number with one of the units s, m, h"),
-        (["search.objective=speed"], "search.objective='speed': it is not one of: latency, memory, cold_start, energy"),
+        (["search.budget=soon"], "search.budget='soon': it is no number with one of the units ms, s, m, h"),
+        (["search.objective=speed"], "search.objective='speed': it is not one of: latency, throughput, memory"),
+        (["search.objective=[]"], "search.objective=None: it is not one of: latency"),
+        (["search.space={quant.groups: 4}"], "search.space={'quant.groups': 4}: it must hold a list of options"),
         (["search.space={quantt: [int8_dynamic]}"], "search.space.quantt: there is no such stage"),
         (["search.space={quant: [int8]}"], "search.space.quant: there is no quant=int8"),
         (["search.max_memory=2GiBB"], "search.max_memory='2GiBB': it is no number with one of the units B, KB"),

@@ -45,6 +45,7 @@ def content(found: Sequence[Cell], directories: Sequence[Path]) -> dict[str, Any
     return {
         "title": ", ".join(dict.fromkeys(cell.row["scenario"] for cell in found if cell.row["scenario"])),
         "commands": list(commands(directories)),
+        "answers": answers(directories),
         "findings": list(findings(measured)),
         "columns": COLUMNS,
         "rows": [_row(cell) for cell in found],
@@ -70,6 +71,12 @@ def commands(directories: Sequence[Path]) -> Iterator[str]:
                 node = OmegaConf.load(directory / name).hydra.overrides
                 yield f"python -m optbuilder {mode}{shlex.join([*node.task, *_directories(node.hydra)])}"
                 break
+
+
+def answers(directories: Sequence[Path]) -> list[str]:
+    """What searches found, in their own sentences."""
+    files = [directory / "answer.json" for directory in directories]
+    return [line for file in files if file.is_file() for line in json.loads(file.read_text(encoding="utf-8"))["said"]]
 
 
 def _directories(words: Sequence[str]) -> list[str]:

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from optbuilder.search.settings import Limits
-from optbuilder.search.tried import Choice, Tried, best, gain
+from optbuilder.search.settings import BATCH, Limits
+from optbuilder.search.tried import Choice, Tried, best, gain, without
 
 DEAR = "compile"  # the stage whose trials cost minutes: it comes last
 # Techniques that may lose alone and win compiled: the compiler fuses what they add.
@@ -32,7 +32,8 @@ def propose(
 def candidates(known: Sequence[Tried], space: Space, objective: str, limits: Limits) -> Iterator[Choice]:
     """Every plan worth trying as far as is known now, the most promising kinds first."""
     yield {}
-    singles = [{stage: option} for stage, options in space.items() if stage != DEAR for option in options]
+    stages = [stage for stage in space if stage != DEAR and (stage == BATCH or "." not in stage)]
+    singles = [{stage: option} for stage in stages for option in space[stage]]
     yield from singles
     eager = [t for t in known if DEAR not in t.choice]
     if (start := next((t for t in eager if not t.choice), None)) is None:
@@ -41,8 +42,9 @@ def candidates(known: Sequence[Tried], space: Space, objective: str, limits: Lim
     yield from united(alone, eager, objective, limits)
     yield from compiled(known, space, eager, objective, limits)
     if top := best([t for t in known if t.within(limits)], objective):
+        yield from tuned(top, space)
         for stage in top.choice:  # what each technique of the best contributes, and whether it is better without
-            yield {s: option for s, option in top.choice.items() if s != stage}
+            yield without(top.choice, stage)
 
 
 def winners(known: Sequence[Tried], start: Tried, objective: str, limits: Limits) -> list[Tried]:
@@ -81,3 +83,10 @@ def compiled(
     for stage in NEED_COMPILING:
         yield from ({**top.choice, stage: option} for option in space.get(stage, ()) if top.choice.get(stage) != option)
     yield from ({**top.choice, DEAR: option} for option in space.get(DEAR, ()))
+
+
+def tuned(top: Tried, space: Space) -> Iterator[Choice]:
+    """The best with other values of its techniques' own options (`cache.threshold`)."""
+    for key, values in space.items():
+        if "." in key and key.partition(".")[0] in top.choice:
+            yield from ({**top.choice, key: value} for value in values if top.choice.get(key) != value)

@@ -10,24 +10,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from optbuilder.errors import Refused
 from optbuilder.grid import Cell, Compose, planned
 from optbuilder.isolation import isolated
 from optbuilder.job import Outcome, recorded
-from optbuilder.options import options
-from optbuilder.overrides import assigned, group_of
-from optbuilder.search.answer import Answer, answer, write_answer
-from optbuilder.search.propose import DEAR, Space, propose
+from optbuilder.overrides import assigned
+from optbuilder.search.answer import Answer, answer, front, write_answer
+from optbuilder.search.propose import Space, propose
 from optbuilder.search.settings import SearchSettings
-from optbuilder.search.trials import asked, known, opened, running, sampled, told
-from optbuilder.search.tried import Choice, Tried, best, tried
+from optbuilder.search.trials import ended, known, measured, opened, running, sampled
+from optbuilder.search.tried import Choice, Tried, best, tried, without
 from optbuilder.show import sweep_line, wide_console
 
 EXPLORING = 0.75  # of the budget; the rest is for measuring the finalists again
 FINALISTS = 3
-# Stages that make a call slower: they are tried only where memory counts. The first ones are tried first.
-SAVING_MEMORY = ("vae", "offload")
-ORDER = ("precision", "attention", "cache", "fusion", "layout", "quant", "vae", "offload", "kernels", "scheduler")
+WAIT_S = 2.0
+NOTHING_YET = "nothing within the limits yet"
 
 
 @dataclass(frozen=True)
@@ -39,14 +36,17 @@ class Search:
     compose: Compose
     log_settings: Mapping[str, Any]
     directory: Path
+    machine: str  # figures of other machines cannot be compared
     run: Callable[..., Outcome] = isolated
 
 
 def search(given: Search, space: Space) -> Answer:
     """Try plans until the budget is spent or nothing is left that may win. Ctrl-C keeps everything and answers too."""
     start = time.monotonic()
-    question = [given.words, {k: v for k, v in vars(given.settings).items() if k not in ("budget", "storage")}]
-    study = opened(given.settings.storage, given.directory, question)
+    settings = {k: v for k, v in vars(given.settings).items() if k not in ("budget", "storage")}
+    study = opened(
+        given.settings.storage, given.directory, [given.words, given.machine, settings], given.settings.objectives
+    )
     stopped: list[int] = []
     with _noted(stopped):
         try:
@@ -54,6 +54,8 @@ def search(given: Search, space: Space) -> Answer:
                 if not _step(given, study, space):
                     break
             finalists = [] if stopped else list(confirmed(given, known(study), start))
+            if not stopped:
+                _leave_one_out(given, study, space, finalists, start)
         except KeyboardInterrupt:
             finalists = []
     tries = known(study)
@@ -80,36 +82,54 @@ def _noted(stopped: list[int]) -> Iterator[None]:
 
 def _step(given: Search, study: Any, space: Space) -> bool:
     """One trial; False where nothing is left to try."""
-    objective, limits, so_far = given.settings.objective, given.settings.limits, known(study)
+    objectives, so_far, busy = given.settings.objectives, known(study), running(study)
+    if not so_far and {} in busy:  # another worker measures what everything is compared with
+        time.sleep(WAIT_S)
+        ended(study)
+        return True
 
     def accepts(choice: Choice) -> bool:
         return not _cell(given, "", choice).reasons
 
-    choice = propose(so_far, running(study), space, objective, limits, accepts)
+    turn = len(so_far) % len(objectives)
+    proposals = (
+        propose(so_far, busy, space, objective, given.settings.limits, accepts)
+        for objective in objectives[turn:] + objectives[:turn]
+    )
+    choice = next((found for found in proposals if found is not None), None)
     if choice is None and so_far:
-        choice = sampled(study, space, [*(t.choice for t in so_far), *running(study)], accepts)
+        choice = sampled(study, space, [*(t.choice for t in so_far), *busy], accepts)
     if choice is None:
         return False
-    trial = asked(study, space, choice)
-    name = str(trial.number)
-    trial.set_user_attr("folder", str((given.directory / name).resolve()))
-    try:
-        outcome = _run(given, _cell(given, name, choice, _reference(given, so_far)))
-    except KeyboardInterrupt:
-        from optuna.trial import TrialState
-
-        study.tell(trial, state=TrialState.FAIL)
-        raise
-    found = tried(name, choice, outcome)
-    told(study, trial, found, objective, found.within(limits))
-    _show(name, outcome, [*so_far, found], given.settings)
+    measured(study, space, choice, objectives, lambda *trial: _trial(given, study, *trial))
     return True
 
 
+def _trial(given: Search, study: Any, name: str, choice: Choice, trial: Any) -> Tried:
+    """Run one plan and say how it ended, and what is the best so far."""
+    folder, so_far = (given.directory / name).resolve(), known(study)
+    trial.set_user_attr("folder", str(folder))
+    outcome = _run(given, _cell(given, name, choice, _reference(given, so_far)))
+    found = tried(folder, choice, outcome)
+    trial.set_constraint("limits", 0.0 if found.within(given.settings.limits) else 1.0)
+    _show(name, outcome, [*so_far, found], given.settings)
+    return found
+
+
+def _leave_one_out(given: Search, study: Any, space: Space, finalists: Sequence[Tried], start: float) -> None:
+    """Measure the winner without each of its techniques, as far as that is unknown and the budget lasts."""
+    top = answer(given.settings, known(study), finalists, False).winner
+    for stage in top.choice if top is not None else ():
+        rest = without(top.choice, stage)
+        left = time.monotonic() - start < given.settings.budget_s
+        if left and rest not in [dict(t.choice) for t in known(study)] and not _cell(given, "", rest).reasons:
+            measured(study, space, rest, given.settings.objectives, lambda *trial: _trial(given, study, *trial))
+
+
 def _reference(given: Search, so_far: Sequence[Tried]) -> Path | None:
-    """The folder of the baseline, once it is there."""
-    name = next((t.name for t in so_far if not t.choice and t.ok), None)
-    return None if name is None else (given.directory / name).resolve()
+    """The folder of the baseline, once it is there: this worker's own, or else another's."""
+    folders = [t.folder for t in so_far if not t.choice and t.ok]
+    return next((f for f in folders if f.parent == given.directory.resolve()), next(iter(folders), None))
 
 
 def _cell(given: Search, name: str, choice: Choice, reference: Path | None = None, *more: str) -> Cell:
@@ -130,55 +150,39 @@ def _run(given: Search, cell: Cell) -> Outcome:
 def confirmed(given: Search, so_far: Sequence[Tried], start: float) -> Iterator[Tried]:
     """The finalists, and the baseline, measured again with the repeats that the answer's figures need."""
     done = _confirmations(given, so_far)
-    for one, again in done:
+    for number, (one, again) in enumerate(done):
+        left_s = given.settings.budget_s - (time.monotonic() - start)
         if again is not None:
             yield again
-        elif not one.choice or time.monotonic() - start < given.settings.budget_s:
+        elif not one.choice or left_s > 0:
             name, reference = f"{one.name}_confirmed", _reference(given, so_far)
-            left_s = max(5.0, given.settings.budget_s - (time.monotonic() - start)) / len(done)
-            repeats = [f"run.repeats={given.settings.confirm_repeats}", f"run.repeats_budget_s={left_s:.0f}"]
-            cell = _cell(given, name, one.choice, reference, *repeats)
-            outcome = _run(given, cell)
+            each_s = max(5.0, left_s / (len(done) - number))
+            repeats = [f"run.repeats={given.settings.confirm_repeats}", f"run.repeats_budget_s={each_s:.0f}"]
+            outcome = _run(given, _cell(given, name, one.choice, reference, *repeats))
             wide_console().print(sweep_line(name, outcome), markup=False)
-            yield tried(name, one.choice, outcome)
+            yield tried(given.directory / name, one.choice, outcome)
 
 
 def _confirmations(given: Search, so_far: Sequence[Tried]) -> list[tuple[Tried, Tried | None]]:
-    """The baseline and the finalists, each with its second measurement if that is there."""
-    objective, limits = given.settings.objective, given.settings.limits
-    fit = sorted((t for t in so_far if t.choice and t.within(limits)), key=lambda t: t.figures[objective])
-    top = best(fit, objective)
-    chosen = [t for t in so_far if not t.choice] + ([top] if top else [])
-    chosen += [t for t in fit[:FINALISTS] if t is not top]
+    """The baseline and the finalists for each objective, each with its second measurement if that is there."""
+    chosen = [t for t in so_far if not t.choice]
+    for objective in given.settings.objectives:
+        fit = [t for t in so_far if t.choice and t.within(given.settings.limits)]
+        fit.sort(key=lambda t: t.figures[objective])
+        top = best(fit, objective)
+        chosen += [top, *(t for t in fit[:FINALISTS] if t is not top)] if top else []
     found = []
-    for one in chosen:
+    for one in {t.folder: t for t in chosen}.values():
         folder = given.directory / f"{one.name}_confirmed"
         there = (folder / "metrics.json").is_file()
-        found.append((one, tried(folder.name, one.choice, recorded(folder)) if there else None))
+        found.append((one, tried(folder, one.choice, recorded(folder)) if there else None))
     return found
 
 
 def _show(name: str, outcome: Outcome, so_far: Sequence[Tried], settings: SearchSettings) -> None:
-    """One line for the trial, and the best so far."""
-    top = best([t for t in so_far if t.within(settings.limits)], settings.objective)
-    said = "nothing within the limits yet" if top is None else f"best so far: trial {top.name}"
+    """One line for the trial, with the best so far and the front."""
+    fit = [t for t in so_far if t.within(settings.limits)]
+    tops = [top.name for objective in settings.objectives if (top := best(fit, objective)) is not None]
+    names = ", ".join(dict.fromkeys(tops))
+    said = f"best so far: trial {names}; front: {', '.join(t.name for t in front(fit))}" if names else NOTHING_YET
     wide_console().print(f"{sweep_line(name, outcome)} ({said})", markup=False)
-
-
-def space_of(
-    config: Mapping[str, Any], nodes: Mapping[str, Mapping[str, Any]], words: Sequence[str], settings: SearchSettings
-) -> Space:
-    """The options of every stage that the plan accepts here, without the stages fixed on the command line."""
-    fixed = {group_of(word) for word in words}
-    memory = settings.objective == "memory" or "memory" in settings.limits.most
-    left = [s for s in (*ORDER, DEAR) if s in nodes and s not in fixed and (memory or s not in SAVING_MEMORY)]
-    usable = [o for o in options(config, {s: nodes[s] for s in left}) if not o.reasons]
-    usable = [o for o in usable if o.lossless or not settings.lossless]
-    found = {stage: [o.name for o in usable if o.stage == stage and o.name != "fp32"] for stage in left}
-    for stage, allowed in (settings.space or {}).items():
-        wrong = sorted(set(allowed) - {*nodes.get(stage, {}), "none", "fp32"})
-        if wrong:
-            raise Refused(f"search.space.{stage}: there is no {stage}={wrong[0]}. Use {', '.join(nodes[stage])}.")
-        if stage in found:
-            found[stage] = [name for name in found[stage] if name in allowed]
-    return {stage: names for stage, names in found.items() if names}

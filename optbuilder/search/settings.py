@@ -10,8 +10,9 @@ from typing import Any
 from optbuilder.errors import Refused
 from optbuilder.typed import conform
 
-OBJECTIVES = ("latency", "memory", "cold_start", "energy")
-SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, "": 1.0}
+BATCH = "run.batch_size"  # what a search tries beside the stages
+OBJECTIVES = ("latency", "throughput", "memory", "cold_start", "energy")
+SECONDS = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "": 1.0}
 BYTES = {"": 1, "B": 1, "KB": 1e3, "MB": 1e6, "GB": 1e9, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 
 
@@ -27,7 +28,7 @@ class Limits:
 class SearchSettings:
     """conf/search/*.yaml."""
 
-    objective: str = "latency"
+    objective: Any = "latency"
     lossless: bool = False
     budget: str = "20m"
     max_latency: str | None = None
@@ -38,6 +39,11 @@ class SearchSettings:
     space: Any = None
     storage: str | None = None
     confirm_repeats: Any = "auto"
+
+    @property
+    def objectives(self) -> list[str]:
+        """What is to be small, the first one first where they disagree."""
+        return self.objective if isinstance(self.objective, list) else [self.objective]
 
     @property
     def budget_s(self) -> float:
@@ -71,8 +77,14 @@ def _wrong_space(space: Any, stages: Mapping[str, str]) -> list[str]:
         return [
             f"search.space={space!r}: it must hold a list of options for each stage. Write {{quant: [int8_dynamic]}}."
         ]
-    wrong = [stage for stage in space or {} if stage not in stages]
-    return [f"search.space.{stage}: there is no such stage. Use one of: {', '.join(stages)}." for stage in wrong]
+    wrong = [key for key in space or {} if key not in stages and key != BATCH and not _option_of(key, stages)]
+    known = f"one of: {', '.join(stages)}, an option of one (cache.threshold) or {BATCH}"
+    return [f"search.space.{key}: there is no such stage. Use {known}." for key in wrong]
+
+
+def _option_of(key: str, stages: Mapping[str, str]) -> bool:
+    stage, dot, option = str(key).partition(".")
+    return stage in stages and bool(dot and option)
 
 
 def search_settings(values: Mapping[str, Any], stages: Mapping[str, str]) -> SearchSettings:
@@ -86,8 +98,11 @@ def search_settings(values: Mapping[str, Any], stages: Mapping[str, str]) -> Sea
                 quantity(known[name] or "0", unit)
             except ValueError as error:
                 problems.append(f"search.{name}={known[name]!r}: {error}.")
-        if settings.objective not in OBJECTIVES:
-            problems.append(f"search.objective={settings.objective!r}: it is not one of: {', '.join(OBJECTIVES)}.")
+        problems += [
+            f"search.objective={objective!r}: it is not one of: {', '.join(OBJECTIVES)}."
+            for objective in settings.objectives or [None]
+            if objective not in OBJECTIVES
+        ]
         problems += _wrong_space(settings.space, stages)
     if problems:
         raise Refused(*problems)

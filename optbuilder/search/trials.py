@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,18 +16,35 @@ from optbuilder.search.tried import Choice, Tried, tried
 
 LEFT = "none"  # a stage that is left as it is, as Optuna's parameter
 FRESH = 60  # times the sampler may propose what is known already, before the space counts as tried
+BEAT_S = 15  # how often a worker says that it lives; silent for four times as long, its trial counts as failed
 
 
-def opened(storage: str | None, directory: Path, question: Any) -> Any:
+class NoFigures(Exception):
+    """A trial that left no figures."""
+
+
+@contextmanager
+def _hushed() -> Iterator[None]:
+    """Optuna warns that heartbeats are experimental, and that a trial asked for has none."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+def opened(storage: str | None, directory: Path, question: Any, objectives: Sequence[str]) -> Any:
     """The study of this question: of a search that goes on, or of other workers at the same database."""
     import optuna
 
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    optuna.logging.set_verbosity(optuna.logging.ERROR)  # a failed trial has its line already
     name = hashlib.sha256(json.dumps(question, sort_keys=True, default=str).encode()).hexdigest()[:12]
+    url = storage or f"sqlite:///{directory / 'study.db'}"
+    with _hushed():
+        beating = optuna.storages.RDBStorage(url, heartbeat_interval=BEAT_S, grace_period=4 * BEAT_S)
     study = optuna.create_study(
-        storage=storage or f"sqlite:///{directory / 'study.db'}",
+        storage=beating,
         study_name=name,
         load_if_exists=True,
+        directions=["minimize"] * len(objectives),
         sampler=optuna.samplers.TPESampler(seed=0, multivariate=True),
     )
     if storage is None:  # nobody else can be at it: what ran when it stopped runs no more
@@ -39,46 +58,54 @@ def known(study: Any) -> list[Tried]:
     finished = [t for t in study.trials if t.state.is_finished() and "folder" in t.user_attrs]
     folders = {Path(trial.user_attrs["folder"]): choice_of(trial.params) for trial in finished}
     there = {folder: choice for folder, choice in folders.items() if (folder / "metrics.json").is_file()}
-    return [tried(folder.name, choice, recorded(folder)) for folder, choice in there.items()]
+    return [tried(folder, choice, recorded(folder)) for folder, choice in there.items()]
 
 
 def running(study: Any) -> list[Choice]:
-    return [choice_of(trial.params) for trial in study.trials if not trial.state.is_finished() and trial.params]
+    """The plans that workers are at, or that wait for one."""
+    unfinished = [trial for trial in study.trials if not trial.state.is_finished()]
+    return [choice_of(t.params or t.system_attrs.get("fixed_params", {})) for t in unfinished]
+
+
+def ended(study: Any) -> None:
+    """Count the trials of workers that are silent as failed, so that their plans are proposed again."""
+    import optuna
+
+    with _hushed():
+        optuna.storages.fail_stale_trials(study)
 
 
 def choice_of(params: Mapping[str, str]) -> Choice:
     return {stage: option for stage, option in params.items() if option != LEFT}
 
 
-def asked(study: Any, space: Space, choice: Choice) -> Any:
-    """A trial of this choice."""
-    from optuna.distributions import CategoricalDistribution
+def measured(
+    study: Any, space: Space, choice: Choice, objectives: Sequence[str], run: Callable[[str, Choice, Any], Tried]
+) -> None:
+    """Run one trial by `run(name, choice, trial)`: of this choice, or of one that another worker left waiting."""
+
+    def objective(trial: Any) -> list[float]:
+        chosen = {stage: trial.suggest_categorical(stage, [LEFT, *options]) for stage, options in space.items()}
+        found = run(str(trial.number), choice_of(chosen), trial)
+        if any(name not in found.figures for name in objectives):
+            raise NoFigures
+        return [found.figures[name] for name in objectives]
 
     study.enqueue_trial({stage: choice.get(stage, LEFT) for stage in space})
-    return study.ask({stage: CategoricalDistribution([LEFT, *options]) for stage, options in space.items()})
+    study.optimize(objective, n_trials=1, catch=(NoFigures,))
 
 
-def sampled(study: Any, space: Space, seen: Sequence[Choice], accepts: Any) -> Choice | None:
+def sampled(study: Any, space: Space, seen: Sequence[Choice], accepts: Callable[[Choice], bool]) -> Choice | None:
     """What Optuna's sampler would try next, if it is new and not refused; None where it finds nothing new."""
     from optuna.distributions import CategoricalDistribution
     from optuna.trial import TrialState
 
     distributions = {stage: CategoricalDistribution([LEFT, *options]) for stage, options in space.items()}
     for _ in range(FRESH):
-        trial = study.ask(distributions)
+        with _hushed():
+            trial = study.ask(distributions)
         study.tell(trial, state=TrialState.PRUNED)
         choice = choice_of(trial.params)
         if dict(choice) not in [dict(each) for each in seen] and accepts(choice):
             return choice
     return None
-
-
-def told(study: Any, trial: Any, found: Tried, objective: str, within: bool) -> None:
-    """Give the trial's figure to the study."""
-    from optuna.trial import TrialState
-
-    trial.set_constraint("limits", 0.0 if within else 1.0)
-    if objective in found.figures:
-        study.tell(trial, found.figures[objective])
-    else:
-        study.tell(trial, state=TrialState.FAIL)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from optbuilder.job import Outcome
@@ -16,17 +17,23 @@ Choice = Mapping[str, str]  # the option of every stage that is not left as it i
 
 @dataclass(frozen=True)
 class Tried:
-    """One plan with its figures, and the samples behind the latency (`calls`).
+    """One plan with its figures, of which less is better but for quality, and the seconds of each call behind them.
 
-    Latency is in seconds per picture, memory in bytes, cold start in seconds, energy in joules per picture; psnr in dB
-    and ssim are those of the worst picture.
+    Latency is in seconds per call, throughput in seconds per picture, memory in bytes, cold start in seconds, energy in
+    joules per picture; psnr in dB and ssim are those of the worst picture, and break_even is the number of pictures
+    after which the set-up has paid off.
     """
 
-    name: str
+    folder: Path
     choice: Choice
     status: str
     figures: Mapping[str, float] = field(default_factory=dict)
     calls: Sequence[float] = ()
+    pictures: float = 1.0  # per call
+
+    @property
+    def name(self) -> str:
+        return self.folder.name
 
     @property
     def ok(self) -> bool:
@@ -38,22 +45,25 @@ class Tried:
         return self.ok and kept and all(self.figures.get(n, float("inf")) >= x for n, x in limits.least.items())
 
 
-def tried(name: str, choice: Choice, outcome: Outcome) -> Tried:
+def tried(folder: Path, choice: Choice, outcome: Outcome) -> Tried:
     """From the record of a job."""
     metrics = outcome.metrics
     if "latency" not in metrics:
-        return Tried(name, choice, outcome.status)
-    quality = metrics["quality"] or {}
+        return Tried(folder, choice, outcome.status)
+    quality, latency = metrics["quality"] or {}, metrics["latency"]
+    pictures = len(metrics["images"]) / len({call["call"] for call in latency["calls"]})
     figures: dict[str, Any] = {
-        "latency": 1 / metrics["latency"]["images_per_s"],
+        "latency": latency["call_s"]["median"],
+        "throughput": latency["call_s"]["median"] / pictures,
         "memory": peak_bytes(metrics),
         "cold_start": metrics["phases"]["first_image_s"],
         "energy": sum((metrics["energy"] or {}).get("joules_per_image", {}).values()) or None,
         "psnr": float(quality["psnr_min"]) if quality else None,
         "ssim": quality.get("ssim_min"),
+        "break_even": (quality.get("speed") or {}).get("break_even_images"),
     }
     known = {key: float(value) for key, value in figures.items() if value is not None}
-    return Tried(name, choice, outcome.status, known, metrics["latency"]["call_s"]["samples"])
+    return Tried(folder, choice, outcome.status, known, latency["call_s"]["samples"], pictures)
 
 
 MARGIN = {"memory": 0.02, "cold_start": 0.1, "energy": 0.05}  # a single figure each: less than this is no difference
@@ -61,10 +71,11 @@ MARGIN = {"memory": 0.02, "cold_start": 0.1, "energy": 0.05}  # a single figure 
 
 def gain(one: Tried, other: Tried, objective: str) -> tuple[float, float, float]:
     """How many times better `one` is than `other`, and the interval in which that lies."""
-    if objective == "latency":
+    if objective in ("latency", "throughput"):
         found = ratio(other.calls, one.calls)
         low, high = found["interval"] or (0.0, float("inf"))
-        return found["ratio"], low, high
+        more = one.pictures / other.pictures if objective == "throughput" else 1.0
+        return found["ratio"] * more, low * more, high * more
     times = other.figures[objective] / one.figures[objective]
     return times, times * (1 - MARGIN[objective]), times * (1 + MARGIN[objective])
 
@@ -85,3 +96,8 @@ def best(among: Sequence[Tried], objective: str) -> Tried | None:
     first = min(known, key=lambda t: t.figures[objective])
     ties = [t for t in known if t is first or gain(first, t, objective)[1] <= 1]
     return min(ties, key=lambda t: (len(t.choice), t.figures[objective]))
+
+
+def without(choice: Choice, stage: str) -> Choice:
+    """The choice with a stage left as it is, its options (`cache.threshold`) too."""
+    return {key: option for key, option in choice.items() if key != stage and not key.startswith(f"{stage}.")}
