@@ -305,3 +305,12 @@ def test_ctrl_c_keeps_what_was_found_and_answers(ob, tiny, tmp_path):
     out, _ = start.communicate(timeout=60)
     assert start.returncode == 130 and "Tried: " in out
     assert json.loads((tmp_path / "found" / "answer.json").read_text())["said"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", ["shapes_sdxl", "shapes_flux"])
+def test_a_quarter_of_the_grids_time_finds_a_plan_as_good_as_its_best(model, tmp_path):
+    from tests.bench.search import DATA, searched
+
+    found = searched(model, read(DATA / f"grid_{model}.json"), tmp_path)
+    assert found["as_good"] and found["limit_kept"], found
