@@ -12,6 +12,8 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Column, Table
 from rich.text import Text
 
+from optbuilder.record import peak_bytes
+
 _STYLES = {"ok": "bold green", "skipped": "green", "refused": "bold yellow"}
 
 
@@ -183,13 +185,13 @@ def _techniques(outcome: Any) -> str:
 def _row(metrics: Mapping[str, Any]) -> list[str]:
     if "latency" not in metrics:
         return [""] * 4
-    quality, peak = metrics["quality"] or {}, metrics["memory"]["phases"]["run"]
+    quality = metrics["quality"] or {}
     speed = quality.get("speed") or {}
     low, high = speed.get("interval") or ("", "")
     return [
         f"{metrics['latency']['call_s']['median']:.3f}",
         f"{speed['speedup']:.2f}x" + (f" ({low:.2f} to {high:.2f})" if low else "") if speed else "",
-        bytes_text(peak["device_allocated_peak_bytes"] or peak["rss_peak_bytes"]),
+        bytes_text(peak_bytes(metrics)),
         f"{float(quality['psnr_min']):.1f}" if quality else "",
     ]
 
