@@ -254,8 +254,8 @@ def test_a_wrong_word_is_one_line(words, said, main):
 
 
 def test_a_search_answers_goes_on_and_its_recipe_runs(ob, tiny, tmp_path):
-    """On a random model: bf16 and layouts, no compiler. The limit on quality leaves no quantization."""
-    stages = {"precision": "[bf16]", "layout": "[channels_last]", "quant": "[int8_weight_only]", "attention": "[]"}
+    """On a random model: bf16 and quantization, no compiler."""
+    stages = {"precision": "[bf16]", "layout": "[]", "quant": "[int8_weight_only]", "attention": "[]"}
     space = ", ".join(f"{stage}: {names}" for stage, names in {**stages, "fusion": "[]", "kernels": "[]"}.items())
     words = ["action=search", *of(tiny["sdxl"]), "compile=none", "scheduler=none", f"search.space={{{space}}}",
              "search.min_psnr=45", "search.confirm_repeats=2", "hydra.run.dir=found"]  # fmt: skip
@@ -272,12 +272,12 @@ def test_a_search_answers_goes_on_and_its_recipe_runs(ob, tiny, tmp_path):
         assert (found / name).stat().st_size > 100
     again = ob(*words, "search.budget=20m")
     assert again.returncode == 0 and "best so far" not in again.stdout, again.stdout + again.stderr
-    done = ob("recipe=found/recipe.yaml", *of(tiny["flux"]), "layout=none", "hydra.run.dir=used")
+    done = ob("recipe=found/recipe.yaml", *of(tiny["flux"]), "quant=none", "hydra.run.dir=used")
     assert done.returncode == 0, done.stderr
     stages = {t["stage"]: t["option"] for t in read(tmp_path / "used" / "plan.json")["transforms"]}
-    assert "layout" not in stages
+    assert "quant" not in stages
     assert {s: o for s, o in stages.items() if o != "fp32"} == {
-        s: o for s, o in winner["choice"].items() if s != "layout"
+        s: o for s, o in winner["choice"].items() if s != "quant"
     }
 
 
