@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -51,8 +52,10 @@ def environment(name: str, requirements: list[str] | None, below: Path) -> Path:
 def row(python: Path, script: str, work: dict[str, Any], folder: Path) -> dict[str, Any]:
     """One peer's figures, or its error."""
     work = {**work, "picture": str(folder / f"{script}_{work['technique']}.npy")}
+    cold = os.environ | {"TORCHINDUCTOR_CACHE_DIR": f"{work['picture']}.cache"}  # nobody compiles for the next one
+    command = [str(python), str(HERE / f"{script}.py"), json.dumps(work)]
     start = time.time()
-    done = subprocess.run([str(python), str(HERE / f"{script}.py"), json.dumps(work)], capture_output=True, text=True)
+    done = subprocess.run(command, capture_output=True, text=True, env=cold)
     if done.returncode:
         return {"error": (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1][:300]}
     found = json.loads(done.stdout.strip().splitlines()[-1])
