@@ -9,6 +9,7 @@ from typing import Any
 
 from optbuilder import checks
 from optbuilder.errors import Refused
+from optbuilder.graphs import Prediction
 from optbuilder.machine import Machine, described, probe
 from optbuilder.model import Model, describe
 from optbuilder.settings import ModelSettings, Run, run_settings
@@ -50,6 +51,11 @@ class Plan:
     refusals: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     trusted_modules: tuple[str, ...] = ()
+
+    @property
+    def graphs(self) -> Prediction | None:
+        """How many graphs the run will compile, as far as it can be said; None where nothing compiles."""
+        return next((f(self.context(t)) for t in self.transforms if (f := t.technique.graphs)), None)
 
     def require(self) -> Plan:
         """The plan itself, if it can be carried out. Raises `Refused` with every reason otherwise."""
@@ -97,6 +103,7 @@ def resolve(
     trusted = tuple(config["trusted_modules"])
     draft = Plan(model, machine, run, transforms, call=settings.call, trusted_modules=trusted).filled()
     refusals += problems + checks.problems(draft, settings) + checks.tracker(config.get("track"))
+    refusals = refusals or checks.too_many_graphs(draft)
     if refusals:
         return replace(draft, refusals=refusals)
     notes = checks.warnings(draft) + _unused(config, choices)

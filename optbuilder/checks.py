@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from optbuilder.errors import nearest
+from optbuilder.graphs import LIMIT
 from optbuilder.library import call_arguments
 from optbuilder.model import Model, expand
 from optbuilder.settings import ModelSettings
@@ -58,13 +59,23 @@ def _sizes(plan: Plan) -> list[str]:
     blocks = plan.model.configs.get("vae", {}).get("block_out_channels", [])
     patch = 2 if any(name.startswith("transformer") for name in plan.model.components) else 1
     factor = 2 ** (len(blocks) - 1) * patch if blocks else 1
-    sizes = {"height": plan.run.height, "width": plan.run.width}
+    sizes = [("height", plan.run.height), ("width", plan.run.width)]
+    sizes += [("sizes", side) for side in sorted({side for pair in plan.run.sizes or () for side in pair})]
     return [
         f"run.{key}={size}: {plan.model.pipeline_class} needs a multiple of {factor}. "
         f"Use {max(factor, round(size / factor) * factor)}."
-        for key, size in sizes.items()
+        for key, size in sizes
         if size and size % factor
     ]
+
+
+def too_many_graphs(plan: Plan) -> list[str]:
+    """Why a plan with nothing else wrong would still fail: past its limit torch raises, after minutes of compiling."""
+    if plan.graphs is None or plan.graphs.most <= LIMIT:
+        return []
+    name = next(t.name for t in plan.transforms if t.technique.graphs)
+    limit = f"torch compiles {LIMIT} of one function at most. Use compile.dynamic=null, or fewer shapes."
+    return [f"{name}: the shapes of the run need {plan.graphs.most} graphs, and {limit}"]
 
 
 def _call(plan: Plan) -> list[str]:

@@ -93,13 +93,12 @@ def _qualities(a: Mapping[str, Any], b: Mapping[str, Any]) -> Iterator[tuple[str
 def picture_rows(one: Path, other: Path) -> Iterator[tuple[str, str, str, str]]:
     """How far the second run's pictures are from the first's, of the prompts and seeds that both have."""
     from optbuilder.baseline import pictures
+    from optbuilder.quality import compared, key
 
     first, second = pictures(one), pictures(other)
-    seen = {(image.prompt, image.seed): image.pixels.shape for image in first}
-    both = [image for image in second if seen.get((image.prompt, image.seed)) == image.pixels.shape]
+    seen = {key(image) for image in first}
+    both = [image for image in second if key(image) in seen]
     if both:
-        from optbuilder.quality import compared
-
         found = compared(both, first)
         yield "pictures, second against first", "", f"PSNR {float(found['psnr_min']):.1f} dB", f"n={len(both)}"
         yield "", "", f"SSIM {found['ssim_min']:.4f}", f"largest difference {found['max_difference']:.3f}"
@@ -164,13 +163,15 @@ def contact_sheet(one: Path, other: Path) -> Path | None:
     from PIL import Image
 
     from optbuilder.baseline import pictures
+    from optbuilder.quality import key
 
-    seen = {(image.prompt, image.seed): image.pixels for image in pictures(one)}
-    pairs = [(seen[key], i.pixels) for i in pictures(other) if (key := (i.prompt, i.seed)) in seen]
-    same_size = [(a, b) for a, b in pairs if a.shape == b.shape]
+    seen = {key(image): image.pixels for image in pictures(one)}
+    same_size = [(seen[key(image)], image.pixels) for image in pictures(other) if key(image) in seen]
     if not same_size:
         return None
     lines = [np.concatenate([a, b, np.clip(np.abs(a - b) * 4, 0, 1)], axis=1) for a, b in same_size]
+    widest = max(line.shape[1] for line in lines)
+    lines = [np.pad(line, ((0, 0), (0, widest - line.shape[1]), (0, 0))) for line in lines]
     target = other / "compared.png"
     Image.fromarray((np.concatenate(lines) * 255).round().astype("uint8")).save(target)
     return target

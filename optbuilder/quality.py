@@ -68,7 +68,14 @@ def below(quality: dict[str, Any], floors: dict[str, dict[str, Any]]) -> bool:
 
 
 def _partner(image: Image, reference: Sequence[Image]) -> Image:
-    return next(other for other in reference if (other.prompt, other.seed) == (image.prompt, image.seed))
+    """The reference's picture of the same prompt, seed and size; of those of several batches, the one in the same."""
+    alike = [other for other in reference if key(other) == key(image)]
+    return min(alike, key=lambda other: other.shape != image.shape)
+
+
+def key(image: Image) -> tuple[str, int, tuple[int, ...]]:
+    """What two pictures that can be compared have in common."""
+    return image.prompt, image.seed, image.pixels.shape
 
 
 def _worst(rows: list[dict[str, Any]], name: str) -> Any:

@@ -88,6 +88,7 @@ def plan_json(plan: Plan, key: str, effects: Sequence[Effect] = ()) -> dict[str,
             }
             for t in plan.transforms
         ],
+        "graphs": None if plan.refusals or plan.graphs is None else asdict(plan.graphs),
         "run": asdict(plan.run),
         "call": plan.call,
         "notes": plan.notes,

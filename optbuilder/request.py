@@ -3,20 +3,57 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from copy import copy
 from dataclasses import dataclass
 from functools import wraps
 from typing import Any
 
 from optbuilder.settings import Run
 
+Shape = tuple[int | None, int | None, int]  # height, width, and prompts in a call
+
 
 @dataclass(frozen=True)
 class Image:
-    """A picture (height, width, 3; floats in 0..1) with what reproduces it."""
+    """A picture (height, width, 3; floats in 0..1) with what reproduces it, and the shape of the call that made it."""
 
     pixels: Any
     prompt: str
     seed: int
+    shape: Shape = (None, None, 1)
+
+
+def shapes(settings: Run) -> list[Run]:
+    """The run once for each size and batch size that it declares. Where batch sizes are declared every batch is full:
+    the prompts are gone through again to fill the last one."""
+    found = []
+    for height, width in settings.sizes or [(settings.height, settings.width)]:
+        for batch_size in settings.batch_sizes or [settings.batch_size]:
+            shape = copy(settings)
+            shape.height, shape.width, shape.batch_size = height, width, batch_size
+            if settings.batch_sizes:
+                missing = -len(settings.prompts) % batch_size
+                shape.prompts = [*settings.prompts, *(settings.prompts * batch_size)[:missing]]
+            found.append(shape)
+    return found
+
+
+def calls(settings: Run) -> list[tuple[Run, int]]:
+    """Every call of the run: its shape, and its number among that shape's calls."""
+    return [(shape, number) for shape in shapes(settings) for number in range(batches(shape))]
+
+
+def each_shape(settings: Run) -> list[tuple[Run, int]]:
+    """The first call of every shape that differs from those before: by size, or by the number of its prompts."""
+    firsts: dict[Any, tuple[Run, int]] = {}
+    for shape, number in calls(settings):
+        firsts.setdefault(call_shape(shape, number), (shape, number))
+    return list(firsts.values())
+
+
+def call_shape(settings: Run, number: int) -> Shape:
+    """Height, width and number of prompts of call `number`."""
+    return settings.height, settings.width, len(prompts_of(settings, number))
 
 
 def batches(settings: Run) -> int:
@@ -24,10 +61,16 @@ def batches(settings: Run) -> int:
     return -(-len(settings.prompts) // settings.batch_size)
 
 
+def prompts_of(settings: Run, number: int) -> list[str]:
+    """The prompts of call `number`."""
+    first = number * settings.batch_size
+    return settings.prompts[first : first + settings.batch_size]
+
+
 def requests(settings: Run, number: int) -> list[tuple[str, int]]:
     """The prompt and seed of each image of call `number`, in the pipeline's order. Image i of a run has seed + i."""
     each, first = settings.images_per_prompt, number * settings.batch_size
-    prompts = settings.prompts[first : first + settings.batch_size]
+    prompts = prompts_of(settings, number)
     return [(p, settings.seed + (first + k) * each + i) for k, p in enumerate(prompts) for i in range(each)]
 
 
@@ -36,8 +79,7 @@ def arguments(settings: Run, number: int, call: Mapping[str, Any]) -> dict[str, 
     the same alone, in a batch, and on another device."""
     import torch
 
-    first = number * settings.batch_size
-    prompts = settings.prompts[first : first + settings.batch_size]
+    prompts = prompts_of(settings, number)
     negative = settings.negative_prompt
     chosen = {
         "prompt": prompts if settings.batch_size > 1 else prompts[0],
@@ -57,8 +99,8 @@ def arguments(settings: Run, number: int, call: Mapping[str, Any]) -> dict[str, 
 
 
 def images_of(pixels: Any, settings: Run, number: int) -> list[Image]:
-    wanted = requests(settings, number)
-    return [Image(picture, prompt, seed) for picture, (prompt, seed) in zip(pixels, wanted, strict=True)]
+    wanted, shape = requests(settings, number), call_shape(settings, number)
+    return [Image(picture, prompt, seed, shape) for picture, (prompt, seed) in zip(pixels, wanted, strict=True)]
 
 
 def remembered(encode_prompt: Any) -> Any:

@@ -14,9 +14,9 @@ from typing import Any
 
 import optbuilder
 from optbuilder.builder import Plan
-from optbuilder.bundle import Bundle
 from optbuilder.pipeline import source
 from optbuilder.record import completed
+from optbuilder.sources import Sources
 from optbuilder.technique import installed_version
 
 WIDTH = 116
@@ -30,9 +30,9 @@ ALWAYS = (
 )  # what loading any pipeline needs
 OTHERWISE = {"PIL": "pillow", "yaml": "pyyaml"}  # what is not installed by the name it is imported by
 RUN = ("prompts", "negative_prompt", "height", "width", "num_inference_steps", "guidance_scale", "seed",
-       "images_per_prompt", "batch_size")  # fmt: skip
+       "images_per_prompt", "batch_size", "sizes", "batch_sizes")  # fmt: skip
 PARTS = {"optbuilder.pipeline": ["from_pretrained"], "optbuilder.runner": ["reset_caches"],
-         "optbuilder.request": ["arguments", "batches", "images_of"]}  # fmt: skip
+         "optbuilder.request": ["arguments", "calls", "images_of"]}  # fmt: skip
 
 MAIN = '''\
 def apply(pipe):
@@ -52,11 +52,11 @@ def main():
     pipe = apply(from_pretrained(given.model, LOAD).to({device!r}))
 {before}\
     pictures = []
-    for number in range(batches(RUN)):
+    for shape, number in calls(RUN):
         reset_caches(pipe)
-        pictures += images_of(pipe(**arguments(RUN, number, CALL)).images, RUN, number)
-    for number, picture in enumerate(VaeImageProcessor.numpy_to_pil(np.stack([p.pixels for p in pictures]))):
-        picture.save(given.output / f"{{number:04d}}.png")
+        pictures += images_of(pipe(**arguments(shape, number, CALL)).images, shape, number)
+    for number, picture in enumerate(pictures):
+        VaeImageProcessor.numpy_to_pil(picture.pixels)[0].save(given.output / f"{{number:04d}}.png")
 
 
 if __name__ == "__main__":
@@ -70,24 +70,23 @@ def script(plan: Plan) -> str:
     Raises ValueError where a technique's function is in a module without source.
     """
     trusted = tuple(plan.trusted_modules)
-    bundle = Bundle(own=("optbuilder", *trusted))
+    sources = Sources(own=("optbuilder", *trusted))
     for transform in plan.transforms:
-        bundle.add(transform.function.__module__, transform.function.__name__)
+        sources.add(transform.function.__module__, transform.function.__name__)
     for module, names in PARTS.items():
         for name in names:
-            bundle.add(module, name)
+            sources.add(module, name)
     if plan.run.reuse_prompt_embeds:
-        bundle.add("optbuilder.request", "remembered")
-    bundle.imports |= {
+        sources.add("optbuilder.request", "remembered")
+    sources.imports |= {
         "argparse": "import argparse",
         "Path": "from pathlib import Path",
         "SimpleNamespace": "from types import SimpleNamespace",
-        "np": "import numpy as np",
         "VaeImageProcessor": "from diffusers.image_processor import VaeImageProcessor",
     }
     before = "    pipe.encode_prompt = remembered(pipe.encode_prompt)\n" if plan.run.reuse_prompt_embeds else ""
     main = MAIN.format(steps="\n".join(_steps(plan)), device=plan.load_device, before=before)
-    body = "\n\n\n".join([bundle.text(), "\n".join(_settings(plan)), main])
+    body = "\n\n\n".join([sources.text(), "\n".join(_settings(plan)), main])
     return f"{_head(plan, body)}\n\nfrom __future__ import annotations\n\n{body}"
 
 

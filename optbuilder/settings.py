@@ -28,7 +28,8 @@ class ModelSettings:
 
 @dataclass
 class Run:
-    """`prompts` is a text or a list of texts; sizes in pixels; null takes the model's default, else the pipeline's."""
+    """`prompts` is a text or a list of texts; sizes in pixels; null takes the model's default, else the pipeline's.
+    `sizes` ([height, width] pairs) and `batch_sizes` declare every shape of the run, instead of one of each."""
 
     prompts: Any = None
     prompts_file: str | None = None
@@ -40,6 +41,8 @@ class Run:
     seed: int = 0
     images_per_prompt: int = 1
     batch_size: int = 1
+    sizes: list[list[int]] | None = None
+    batch_sizes: list[int] | None = None
     reuse_prompt_embeds: bool = False
     warmup: int = 1
     repeats: int | str = 3
@@ -76,11 +79,15 @@ def run_settings(values: Mapping[str, Any], defaults: Mapping[str, Any]) -> tupl
     known, problems = conform(Run, values, "run")
     chosen, more = conform(Run, {key: value for key, value in defaults.items() if known.get(key) is None}, "model.run")
     run = Run(**{key: chosen[key] if known[key] is None else known[key] for key in known})
+    if known["sizes"] is not None:  # the model's own size is one that was not asked for
+        run.height, run.width = known["height"], known["width"]
     try:
         run.prompts = _prompts(known["prompts"], run.prompts_file, chosen["prompts"])
     except Refused as refused:
         more += refused.reasons
-    return run, problems + more + _out_of_range(run)
+    if wrong := _shapes(run):
+        run.sizes = run.batch_sizes = None
+    return run, problems + more + wrong + _out_of_range(run)
 
 
 def _out_of_range(run: Run) -> list[str]:
@@ -105,6 +112,25 @@ def _out_of_range(run: Run) -> list[str]:
         wrong.append(f"run.isolation={run.isolation!r}: it is not one of: process, none.")
     if run.compare not in (None, "baseline") and not Path(run.compare, "metrics.json").is_file():
         wrong.append(f"run.compare={run.compare!r}: it is no run directory. Use baseline, or the folder of a run.")
+    return wrong
+
+
+def _shapes(run: Run) -> list[str]:
+    """What is wrong with the declared shapes: with themselves, or beside the one size that they stand in for."""
+    wrong = []
+    if run.sizes is not None and (not run.sizes or any(len(s) != 2 or min(s) < 8 for s in run.sizes)):
+        wrong.append(
+            f"run.sizes={run.sizes!r}: it must be [height, width] pairs of 8 pixels or more. "
+            "Write 'run.sizes=[[128,128],[128,192]]'."
+        )
+    if run.batch_sizes is not None and (not run.batch_sizes or min(run.batch_sizes) < 1):
+        wrong.append(
+            f"run.batch_sizes={run.batch_sizes!r}: it must be numbers from 1 on. Write 'run.batch_sizes=[1,4]'."
+        )
+    both = {"sizes": [k for k in ("height", "width") if getattr(run, k) is not None and run.sizes is not None]}
+    both["batch_sizes"] = ["batch_size"] if run.batch_sizes is not None and run.batch_size != 1 else []
+    for name, given in both.items():
+        wrong += [f"run.{k}={getattr(run, k)!r}: run.{name} says it already. Leave one of them out." for k in given]
     return wrong
 
 

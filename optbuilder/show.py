@@ -63,6 +63,9 @@ def print_plan(plan: Mapping[str, Any]) -> None:
         console.print(
             f"from_pretrained({', '.join(f'{k}={_short(v)}' for k, v in plan['load'].items())})", markup=False
         )
+    if graphs := plan["graphs"]:
+        known = "not predicted" if graphs["graphs"] is None else str(graphs["graphs"])
+        console.print(f"graphs: {known}: {graphs['why']}", markup=False)
     for note in plan["notes"]:
         console.print(f"note: {note}", style="cyan", markup=False)
 
@@ -101,8 +104,13 @@ def _figures(outcome: Any) -> list[tuple[str, str]]:
     peak = memory["phases"]["run"]
     device = peak["device_allocated_peak_bytes"]
     weights = sum(sum(sizes.values()) for sizes in memory["weights_bytes"].values())
+    several = found if len(found := metrics["latency"]["shapes"]) > 1 else []
     return [
         ("latency", f"{call['median']:.3f} s per call ({spread}), {metrics['latency']['images_per_s']:.2f} images/s"),
+        *(
+            ("", f"{s['name']}: {s['call_s']['median']:.3f} s per call, {s['images_per_s']:.2f} images/s")
+            for s in several
+        ),
         *(("WARNING", f"samples are unsteady: {text}") for text in call["warnings"]),
         ("first call", f"{phases['first_call_s']:.1f} s{compiled}; load {phases['load_s']:.1f} s"),
         (

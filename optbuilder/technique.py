@@ -12,6 +12,7 @@ from typing import Any
 
 from packaging.version import Version
 
+from optbuilder.graphs import Prediction
 from optbuilder.machine import Machine
 from optbuilder.model import Model
 from optbuilder.settings import Run
@@ -65,7 +66,7 @@ class Technique:
     what loading without techniques gives. `places` says that the transform itself decides on which device components
     are, and `adds_hooks` that it puts hooks on them: from any other, a hook is an error. `warns` says at plan time what
     works but may surprise, `unchanged` when and why no difference in the pipeline is right, and `ran` why the counters
-    of a run do not show the technique at work.
+    of a run do not show the technique at work. `graphs` predicts how many graphs a technique that compiles will make.
     """
 
     lossless: bool | Callable[[Mapping[str, Any]], bool]
@@ -79,6 +80,7 @@ class Technique:
     warns: Check = _never
     unchanged: Check = _never
     ran: Callable[[Mapping[str, Any], Mapping[str, Any]], str | None] = lambda options, counters: None
+    graphs: Callable[[Context], Prediction] | None = None
 
     def describe_needs(self, options: Mapping[str, Any]) -> str:
         return ", ".join(text for need in self.needs if (text := need.describe(options)))

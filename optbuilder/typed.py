@@ -40,7 +40,7 @@ def conform(schema: type, values: Mapping[str, Any], prefix: str) -> tuple[dict[
         try:
             node[key] = value
         except ValidationError as error:
-            reason = str(error).splitlines()[0]
+            reason = str(error).splitlines()[0].rstrip(".")
             problems.append(
                 f"{prefix}.{key}={value!r}: {reason[0].lower()}{reason[1:]}. It must be {_kind(schema, key)}."
             )

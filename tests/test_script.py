@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from optbuilder.builder import resolve
-from optbuilder.bundle import Bundle
 from optbuilder.pipeline import load
 from optbuilder.script import script
+from optbuilder.sources import Sources
 from tests import pairs
 from tests.conftest import ROOT, composed, of, only_run, read
 
@@ -144,7 +144,7 @@ def test_a_name_with_two_meanings_is_an_error(tmp_path, monkeypatch):
     (tmp_path / "own_b.py").write_text("SIZE = 2\ndef use():\n    return SIZE\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     with pytest.raises(ValueError, match="'SIZE' means one thing in own_a and another in own_b"):
-        Bundle(own=("own_a", "own_b")).add("own_a", "start")
+        Sources(own=("own_a", "own_b")).add("own_a", "start")
 
 
 def test_a_local_name_is_not_taken_for_a_global_one(tmp_path, monkeypatch):
@@ -152,6 +152,6 @@ def test_a_local_name_is_not_taken_for_a_global_one(tmp_path, monkeypatch):
         "def size():\n    return 1\n\n\ndef start(size):\n    return [size for size in [size]]\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
-    bundle = Bundle(own=("own_c",))
-    bundle.add("own_c", "start")
-    assert list(bundle.texts) == ["start"]
+    sources = Sources(own=("own_c",))
+    sources.add("own_c", "start")
+    assert list(sources.texts) == ["start"]

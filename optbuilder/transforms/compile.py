@@ -13,6 +13,7 @@ from typing import Any
 
 from optbuilder.components import computations, modules_named
 from optbuilder.errors import nearest
+from optbuilder.graphs import of_blocks, of_forward
 from optbuilder.library import inductor_flags
 from optbuilder.model import expand
 from optbuilder.technique import Context, Need, needs_choice, technique
@@ -113,7 +114,7 @@ _NEEDS = (
 )
 
 
-@technique(lossless=True, source=_SOURCE, needs=_NEEDS, ran=_compiled)
+@technique(lossless=True, source=_SOURCE, needs=_NEEDS, ran=_compiled, graphs=of_forward)
 def compile_forward(
     pipe: Any,
     *,
@@ -180,6 +181,7 @@ def install_output_hooks(module: Any) -> None:
     source="https://huggingface.co/docs/diffusers/optimization/fp16#regional-compilation",
     needs=(*_NEEDS, Need("", _blocks_overwrite), Need("a model with _repeated_blocks", repeated_blocks)),
     ran=_compiled,
+    graphs=of_blocks,
 )
 def compile_repeated_blocks(
     pipe: Any,

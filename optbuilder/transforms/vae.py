@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from optbuilder.request import shapes
 from optbuilder.technique import Context, Need, technique
 
 _SOURCE = "https://huggingface.co/docs/diffusers/optimization/memory"
@@ -35,8 +36,9 @@ def tile_size(context: Context) -> int | None:
 
 
 def _several_tiles(context: Context) -> str | None:
-    size, sides = tile_size(context), (context.run.height, context.run.width)
-    if size and all(side and side <= size for side in sides):
+    size, every = tile_size(context), [(s.height, s.width) for s in shapes(context.run)]
+    sides = every[-1]
+    if size and all(side and side <= size for pair in every for side in pair):
         return (
             f"a picture of {sides[1]}x{sides[0]} fits one tile of {size}x{size}: it would change nothing. "
             "Use a smaller vae.tile_size or vae=none"

@@ -16,7 +16,7 @@ DECLARATIONS = ("technique",)  # decorators that say what a plan must know, and 
 
 
 @dataclass
-class Bundle:
+class Sources:
     """Texts in the order in which Python must read them, the imports that they need, and where each name is from."""
 
     own: tuple[str, ...]  # packages and modules whose definitions are taken over; others are imported
