@@ -16,6 +16,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from optbuilder.builder import resolve
+from optbuilder.bundle import bundle
 from optbuilder.directories import is_worker
 from optbuilder.environment import cpu_name
 from optbuilder.errors import Refused, nearest
@@ -30,7 +31,7 @@ from optbuilder.script import script
 from optbuilder.show import print_options, print_plan, print_summary, print_sweep
 from optbuilder.usage import usage
 
-ACTIONS = ("generate", "plan", "options", "script", "search")
+ACTIONS = ("generate", "plan", "options", "script", "search", "bundle")
 
 
 def main() -> None:
@@ -57,13 +58,15 @@ def act(cfg: DictConfig, hydra_config: DictConfig) -> Any:
         config = OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
         if cfg.action not in ACTIONS:
             raise Refused(f"action={cfg.action!r}: there is no such action. {nearest(str(cfg.action), ACTIONS)}")
-        if cfg.action in ("generate", "search") and config["machine"]:
+        if cfg.action in ("generate", "search", "bundle") and config["machine"]:
             raise Refused("machine: a described machine has nothing to run on. Use action=plan or action=options.")
         config, choices = with_recipe(config, choices, hydra_config.overrides.task)
         if cfg.action == "generate":
             return run_job(config, choices, hydra_config)
         if cfg.action == "search":
             return run_search(config, hydra_config)
+        if cfg.action == "bundle":
+            return bundle(config, choices, directory)
         if cfg.action == "script":
             return show_script(config, choices)
         return show_plan(config, choices) if cfg.action == "plan" else show_options(config)
@@ -71,7 +74,7 @@ def act(cfg: DictConfig, hydra_config: DictConfig) -> Any:
         reasons = [explained(error, CONF, sys.argv[1:])]
     except Refused as error:
         reasons = error.reasons
-    return refused(directory, reasons, record=cfg.action == "generate" and not is_worker())
+    return refused(directory, reasons, record=cfg.action in ("generate", "bundle") and not is_worker())
 
 
 def run_job(config: Mapping[str, Any], choices: Mapping[str, str], hydra_config: DictConfig) -> Outcome:

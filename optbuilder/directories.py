@@ -29,6 +29,9 @@ class ExclusiveDirectory(Callback):
             create(config.hydra.run.dir)
 
     def on_multirun_start(self, config: DictConfig, **_: Any) -> None:
+        if config.action == "bundle":
+            print("action='bundle': a bundle is of one job. Leave -m out, or use the plan that won.", file=sys.stderr)
+            sys.exit(2)
         standing = Path(config.hydra.sweep.dir, "multirun.yaml")
         if not standing.is_file():
             create(config.hydra.sweep.dir)
@@ -62,7 +65,7 @@ def is_worker() -> bool:
 
 def run_directory(action: str) -> str:
     """outputs/<day>/<time with milliseconds>_<random>; for an action or a process that leaves nothing, here."""
-    if action not in ("generate", "search") or is_worker():
+    if action not in ("generate", "search", "bundle") or is_worker():
         return "."
     now = datetime.now()
     return f"outputs/{now:%Y-%m-%d}/{now:%H-%M-%S}-{now.microsecond // 1000:03d}_{secrets.token_hex(3)}"

@@ -12,6 +12,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from optbuilder.builder import Plan, resolve
 from optbuilder.effects import Effect, apply
 from optbuilder.environment import environment
@@ -118,13 +120,14 @@ def _head(config: Mapping[str, Any], outcome: Outcome) -> dict[str, Any]:
 
 def _run(plan: Plan, outcome: Outcome, bars: bool) -> None:
     hush()
+    started_s = time.time() - psutil.Process().create_time()
     start = time.perf_counter()
     import diffusers  # noqa: F401 - the import is a phase of its own
 
     from optbuilder.show import progress
     from optbuilder.state import preserved
 
-    phases = {"import_s": time.perf_counter() - start}
+    phases = {"start_s": started_s, "import_s": time.perf_counter() - start}
     to_run_log()
     with preserved(), progress(bars and sys.stderr.isatty()) as show:
         _measured(plan, outcome, phases, show)

@@ -13,6 +13,7 @@ optbuilder builds an optimized diffusion pipeline from the techniques you name, 
   python -m optbuilder action=options model=shapes_flux            what is usable on this machine with this model
   python -m optbuilder action=search search.budget=20m             the fastest plan within limits, and why
   python -m optbuilder action=script precision=bf16 compile=full   the same pipeline as plain diffusers code
+  python -m optbuilder action=bundle compile=full                  a run to take elsewhere, which verifies itself there
   python -m optbuilder --cfg job quant=int8_dynamic                every value that can be overridden
   python -m optbuilder --config-dir=<folder> quant=mine            with options of your own: <folder>/quant/mine.yaml
   python -m optbuilder --hydra-help                                Hydra's own flags

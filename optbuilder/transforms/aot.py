@@ -112,8 +112,8 @@ def packaged(module: Any, folder: Path, configs: Mapping[str, Any], own_weights:
         if shapes not in loaded:
             path = folder / f"{package_key(contents, shapes, flags)}.pt2"
             if not path.exists():
-                export(module, forward, args, kwargs, path, flags)
-            loaded[shapes] = torch._inductor.aoti_load_package(str(path))
+                counted("aot.compiled", export)(module, forward, args, kwargs, path, flags)
+            loaded[shapes] = counted("aot.loaded", torch._inductor.aoti_load_package)(str(path))
             if own_weights:
                 give_weights(loaded[shapes], module)
         return loaded[shapes](*args, **kwargs)
