@@ -57,9 +57,8 @@ def main(model: str) -> None:
     for name, limit in LIMITS.items():
         (whole, bare), (cold, bare_cold) = found[name][0], found["cold"][0]
         verdict = "ok" if whole / cold <= limit else "TOO SLOW"
-        print(
-            f"{name:<24} {whole / cold:.3f} of cold (without imports {bare / bare_cold:.3f}), at most {limit}: {verdict}"
-        )
+        ratios = f"{whole / cold:.3f} of cold (without imports {bare / bare_cold:.3f})"
+        print(f"{name:<24} {ratios}, at most {limit}: {verdict}")
     print(f"load average {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
 
 
