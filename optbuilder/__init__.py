@@ -1,12 +1,12 @@
 """Build an optimized diffusers pipeline from a declaration, run it, and measure it.
 
-From Python: `plan`, `load`, `apply` and `undo`, and `Refused`, which they raise for what cannot work.
+From Python: `plan`, `run`, `load`, `apply` and `undo`, and `Refused`, which they raise for what cannot work.
 """
 
 from typing import Any
 
 __version__ = "0.1.0"
-__all__ = ["Refused", "apply", "load", "plan", "undo"]
+__all__ = ["Refused", "apply", "load", "plan", "run", "undo"]
 
 
 def __getattr__(name: str) -> Any:

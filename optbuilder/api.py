@@ -1,7 +1,8 @@
 """optbuilder from Python: the words of the command line as arguments.
 
 import optbuilder
-print(optbuilder.plan(model="shapes_flux", precision="bf16", compile="regional"))
+optbuilder.plan(model="shapes_flux", precision="bf16", compile="regional")
+optbuilder.run("run.seed=7", compile="regional")
 pipe = optbuilder.load("compile.fullgraph=false", model="shapes_flux", compile="regional")
 pipe = optbuilder.apply(pipe_of_your_own, attention="sdpa_math", layout="channels_last")
 pipe = optbuilder.undo(pipe)
@@ -12,14 +13,17 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from optbuilder.builder import Plan, resolve
 from optbuilder.errors import Refused
 from optbuilder.folders import CONF
 from optbuilder.model import Model
 
-__all__ = ["Refused", "apply", "load", "plan", "undo"]
+if TYPE_CHECKING:
+    from optbuilder.job import Outcome
+
+__all__ = ["Refused", "apply", "load", "plan", "run", "undo"]
 PART_OF_LOADING = ("quantization_config", "from_single_file")
 
 
@@ -31,13 +35,44 @@ def plan(*overrides: str, **choices: str) -> Plan:
 
     >>> plan(model="shapes_flux", device="cpu", compile="regional", quant="fp8_dynamic").refusals[0][:44]
     'quant=fp8_dynamic: float8 matmuls need compu'
+    >>> plan(device="cpu", layout="channels_last")  # doctest: +ELLIPSIS
+    package:shapes/shapes_sdxl (StableDiffusionXLPipeline) on cpu
+    1. precision=fp32  [lossless]
+       load_dtype(dtype=float32)
+    ...
+    2. layout=channels_last  [lossless]
+       channels_last(components=['denoiser', 'vae'])
+    ...
     """
     return resolve(*_composed(overrides, choices))
 
 
+def run(*overrides: str, **choices: str) -> Outcome:
+    """Plan, load, apply, run and measure, as the command line does, in a new folder below `outputs/`.
+
+    The outcome has the `status`, `reasons`, `directory`, `plan` and `metrics` of that folder, and shows itself with its
+    pictures in a notebook. What fails or is refused does not raise here: it is the outcome's status.
+
+    >>> run(device="cpu", quant="fp8_dynamic")  # doctest: +ELLIPSIS
+    refused: precision=fp32, quant=fp8_dynamic on package:shapes/shapes_sdxl
+    quant=fp8_dynamic: float8 matmuls need compute capability 8.9 ...
+    files: outputs/...
+    """
+    from optbuilder.directories import create, run_directory
+    from optbuilder.job import generate
+
+    config, chosen = _composed(overrides, choices)
+    create(directory := run_directory("generate"))
+    return generate(config, chosen, Path(directory))
+
+
 def load(*overrides: str, **choices: str) -> Any:
     """The pipeline with the plan applied, on its device. Raises `Refused` with every reason where the plan cannot be,
-    and `NoEffect` where a technique changed nothing."""
+    and `NoEffect` where a technique changed nothing.
+
+    >>> load(device="cpu", scheduler="dpmpp_2m").scheduler.__class__.__name__
+    'DPMSolverMultistepScheduler'
+    """
     from optbuilder.effects import apply as apply_plan
     from optbuilder.pipeline import load as load_pipeline
 
@@ -77,6 +112,10 @@ def undo(pipe: Any) -> Any:
 
     Raises `Refused` where weights were changed (quantization, a merged LoRA): the old ones are not kept, all else is
     undone.
+
+    >>> pipe = apply(load(device="cpu"), attention="sliced")
+    >>> undo(pipe) is pipe
+    True
     """
     from optbuilder.snapshot import difference, snapshot
 

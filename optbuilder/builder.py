@@ -38,7 +38,7 @@ class Transform:
         return f"{self.stage}={self.choice}"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Plan:
     """What a job will do. `load` are from_pretrained's arguments in plain words, `refusals` say why not."""
 
@@ -51,6 +51,16 @@ class Plan:
     refusals: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     trusted_modules: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        from optbuilder.notebook import plan_text
+
+        return plan_text(self)
+
+    def _repr_html_(self) -> str:
+        from optbuilder.notebook import plan_html
+
+        return plan_html(self)
 
     @property
     def graphs(self) -> Prediction | None:

@@ -47,7 +47,7 @@ class Prediction:
     most: int = 0
 
     def __str__(self) -> str:
-        return f"not predicted: {self.why}" if self.graphs is None else f"{self.graphs}: {self.why}"
+        return f"{'not predicted' if self.graphs is None else self.graphs}: {self.why}"
 
 
 def graphs(calls: Sequence[Sizes], dynamic: bool | None, duck_shape: bool = True, fixed: int = 0) -> list[Graph]:

@@ -29,7 +29,7 @@ from optbuilder.track import send
 log = logging.getLogger(__name__)
 
 
-@dataclass
+@dataclass(repr=False)
 class Outcome:
     """How a job ended: a status of the run directory, the reasons where it is not ok, and what was measured."""
 
@@ -40,6 +40,16 @@ class Outcome:
     plan: dict[str, Any] = field(default_factory=dict)
     pictures: list[Image] = field(default_factory=list)
     profile: str = ""
+
+    def __repr__(self) -> str:
+        from optbuilder.notebook import outcome_text
+
+        return outcome_text(self)
+
+    def _repr_html_(self) -> str:
+        from optbuilder.notebook import outcome_html
+
+        return outcome_html(self)
 
 
 def generate(

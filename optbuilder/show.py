@@ -50,29 +50,34 @@ def bytes_text(n: float) -> str:
 
 
 def print_plan(plan: Mapping[str, Any]) -> None:
-    """The transforms in order with their options and reasons, then notes and refusals."""
+    """The transforms in order with their options and reasons, graphs and notes."""
     console = wide_console()
-    console.print(f"{plan['model']['repo_id']} ({plan['model']['pipeline']}) on {plan['device']}", markup=False)
+    for text, style in plan_lines(plan):
+        console.print(text, style=style, markup=False)
+
+
+def plan_lines(plan: Mapping[str, Any]) -> Iterator[tuple[str, str | None]]:
+    """The lines of a plan, each with its style."""
+    yield f"{plan['model']['repo_id']} ({plan['model']['pipeline']}) on {plan['device']}", None
     for number, transform in enumerate(plan["transforms"], 1):
         kind = "lossless" if transform["lossless"] else "lossy"
-        console.print(f"{number}. {transform['stage']}={transform['option']}  [{kind}]", style="bold", markup=False)
-        options = ", ".join(f"{k}={_short(v)}" for k, v in transform["options"].items() if _short(v) != "null")
-        console.print(f"   {transform['function'].rsplit('.', 1)[1]}({options})", markup=False)
-        console.print(f"   here: {transform['why_here']}", markup=False)
+        yield f"{number}. {transform['stage']}={transform['option']}  [{kind}]", "bold"
+        options = ", ".join(f"{k}={short(v)}" for k, v in transform["options"].items() if short(v) != "null")
+        yield f"   {transform['function'].rsplit('.', 1)[1]}({options})", None
+        yield f"   here: {transform['why_here']}", None
     if plan["load"]:
-        console.print(
-            f"from_pretrained({', '.join(f'{k}={_short(v)}' for k, v in plan['load'].items())})", markup=False
-        )
+        yield f"from_pretrained({', '.join(f'{k}={short(v)}' for k, v in plan['load'].items())})", None
     if graphs := plan["graphs"]:
         known = "not predicted" if graphs["graphs"] is None else str(graphs["graphs"])
-        console.print(f"graphs: {known}: {graphs['why']}", markup=False)
+        yield f"graphs: {known}: {graphs['why']}", None
     for note in plan["notes"]:
-        console.print(f"note: {note}", style="cyan", markup=False)
+        yield f"note: {note}", "cyan"
 
 
-def _short(value: Any) -> str:
+def short(value: Any) -> str:
+    """An option's value without what is null in it."""
     if isinstance(value, Mapping):
-        inner = ", ".join(f"{k}: {_short(v)}" for k, v in value.items() if v is not None)
+        inner = ", ".join(f"{k}: {short(v)}" for k, v in value.items() if v is not None)
         return f"{{{inner}}}" if inner else "null"
     return "null" if value is None else str(value)
 
@@ -89,14 +94,15 @@ def print_summary(outcome: Any) -> None:
         for effect in (t["effect"] for t in outcome.plan["transforms"]):
             for note in effect["notes"]:
                 console.print(f"  {effect['transform']}: {note}", markup=False)
-        for name, text in _figures(outcome):
+        for name, text in figures(outcome):
             console.print(f"  {name:<12}{text}", markup=False)
     console.print(f"  {'files':<12}{outcome.directory}", markup=False)
     if outcome.profile:
         console.print(outcome.profile, markup=False)
 
 
-def _figures(outcome: Any) -> list[tuple[str, str]]:
+def figures(outcome: Any) -> list[tuple[str, str]]:
+    """What a finished run measured, by name."""
     metrics = outcome.metrics
     call, phases, memory = metrics["latency"]["call_s"], metrics["phases"], metrics["memory"]
     spread = f"p90 {call['p90']:.3f}, min {call['min']:.3f}, n={call['n']}"

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import optbuilder
+from optbuilder.overrides import assigned
 from optbuilder.snapshot import difference, snapshot
 from optbuilder.state import preserved
 
@@ -116,11 +117,49 @@ def test_the_dtype_of_a_loaded_pipeline_is_known(tiny):
         assert pixels(pipe).shape == (1, 64, 64, 3)
 
 
-def test_the_examples_in_the_docstrings_are_true():
+def test_the_examples_in_the_docstrings_are_true(tmp_path, monkeypatch):
     import doctest
 
     import optbuilder.api
+    import optbuilder.graphs
+    import optbuilder.lock
+    import optbuilder.notebook
     import optbuilder.search.settings
 
-    for module in (optbuilder.api, optbuilder.search.settings):
-        assert doctest.testmod(module).failed == 0
+    monkeypatch.chdir(tmp_path)  # one of them leaves a run directory
+    modules = (optbuilder.api, optbuilder.graphs, optbuilder.lock, optbuilder.notebook, optbuilder.search.settings)
+    with preserved():
+        assert [doctest.testmod(module).failed for module in modules] == [0] * len(modules)
+
+
+HOSTILE = '<script>alert("1")</script> & <b>'
+
+
+def test_a_plan_shows_itself(tiny):
+    found = optbuilder.plan(device="cpu", compile="regional", quant="fp8_dynamic")
+    assert repr(found).splitlines()[-1].startswith("refused: quant=fp8_dynamic: float8 matmuls")
+    assert "<td>compile=regional</td><td>lossless</td>" in found._repr_html_()
+    graphs = "graphs: 2: BasicTransformerBlock 2x64x128, 2xNx128 (N: any size from 2 on)"
+    known = optbuilder.plan(device="cpu", compile="regional")
+    assert graphs in repr(known) and f"<p>{graphs}</p>" in known._repr_html_()
+    words = ["model=custom", f"model.repo_id={tiny['sdxl']}", assigned("kernels.repo_id", HOSTILE)]
+    hostile = optbuilder.plan(*words, kernels="hub")
+    assert HOSTILE in repr(hostile) and "<script" not in hostile._repr_html_()
+
+
+def test_a_run_shows_itself_with_its_pictures(tiny, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    words = ["model=custom", f"model.repo_id={tiny['sdxl']}", "run.height=64", "run.width=64", "run.repeats=1"]
+    prompt = "run.prompts=" + HOSTILE
+    outcome = optbuilder.run(*words, prompt, "run.num_inference_steps=1", device="cpu", layout="channels_last")
+    assert outcome.status == "ok" and (outcome.directory / "metrics.json").is_file()
+    text, html = repr(outcome), outcome._repr_html_()
+    assert text.startswith("ok: precision=fp32, layout=channels_last on ") and "latency: " in text
+    assert "<td>latency</td>" in html and html.count("data:image/png;base64,") == 1
+    assert (
+        "<script" not in html
+        and 'alt="&lt;script&gt;alert(&quot;1&quot;)&lt;/script&gt; &amp; &lt;b&gt; (seed 0)"' in html
+    )
+    again = optbuilder.run(*words, prompt, "run.num_inference_steps=1", device="cpu", quant="fp8_dynamic")
+    assert again.status == "refused" and again.directory != outcome.directory
+    assert "<p>quant=fp8_dynamic: float8 matmuls" in again._repr_html_()
