@@ -19,12 +19,12 @@ from optbuilder.builder import Plan, resolve
 from optbuilder.errors import Refused
 from optbuilder.folders import CONF
 from optbuilder.model import Model
+from optbuilder.technique import PART_OF_LOADING
 
 if TYPE_CHECKING:
     from optbuilder.job import Outcome
 
 __all__ = ["Refused", "apply", "load", "plan", "run", "undo"]
-PART_OF_LOADING = ("quantization_config", "from_single_file")
 
 
 def plan(*overrides: str, **choices: str) -> Plan:

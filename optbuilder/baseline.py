@@ -16,6 +16,7 @@ from optbuilder.quality import below, compared
 from optbuilder.request import Image
 from optbuilder.runner import Result
 from optbuilder.samples import ratio
+from optbuilder.video import still
 
 # The techniques that a reference has too: without them it would be another model, not the same one untreated.
 KEPT = ("lora",)
@@ -37,11 +38,11 @@ def against_baseline(
     lossless = all(t.technique.is_lossless(t.options) for t in plan.transforms)
     return {
         "against": "baseline",
-        **quality,
+        **claimed(quality, plan),
         "noise_floor": floors,
         "below_floor": below(quality, floors),
         "lossless_declared": lossless,
-        "shapes": shapes_kept(result.images, reference.images) if plan.model.repo_id.startswith("package:") else None,
+        "shapes": shapes_kept(result.images, reference.images) if _judged(plan) else None,
         "speed": speed(call_seconds(reference), result, setup_s - reference_setup_s),
     }
 
@@ -65,9 +66,11 @@ def against_run(directory: Path, plan: Plan, result: Result, setup_s: float, her
     """Quality beside an earlier run directory, which must have the same prompts and seeds, and speed if the environment
     there was like the one `here`."""
     reference = pictures(directory)
-    images = [replace(image, pixels=(image.pixels * 255).round() / 255) for image in result.images]  # as a PNG holds it
-    found = {"against": str(directory), **compared(images, reference)}
-    if plan.model.repo_id.startswith("package:"):
+    images = [
+        replace(image, pixels=(still(image.pixels) * 255).round() / 255) for image in result.images
+    ]  # as a PNG holds it
+    found = {"against": str(directory), **claimed(compared(images, reference), plan)}
+    if _judged(plan):
         found["shapes"] = shapes_kept(images, reference)
     metrics = json.loads((directory / "metrics.json").read_text())
     found["unfair"] = list(unfair(metrics.get("environment", {}), here))
@@ -78,13 +81,22 @@ def against_run(directory: Path, plan: Plan, result: Result, setup_s: float, her
     return found
 
 
+def claimed(figures: dict[str, Any], plan: Plan) -> dict[str, Any]:
+    """The figures as the pictures' quality; those of random weights apart, where nobody takes them for it."""
+    return {"of_random_weights": figures} if plan.model.weights == "dummy" else figures
+
+
+def _judged(plan: Plan) -> bool:
+    return plan.model.repo_id.startswith("package:") and plan.model.weights == "pretrained"
+
+
 def pictures(directory: Path) -> list[Image]:
     """The pictures of a run directory, with the prompt and seed that each PNG carries."""
     import numpy as np
     from PIL import Image as Picture
 
     found = []
-    for path in sorted((directory / "images").glob("*.png")):
+    for path in sorted((directory / "images").glob("[0-9]*.png")):
         with Picture.open(path) as picture:
             pixels = np.asarray(picture.convert("RGB"), dtype=np.float32) / 255
             found.append(Image(pixels, picture.text["prompt"], int(picture.text["seed"])))

@@ -8,11 +8,12 @@ from importlib import import_module
 from typing import Any
 
 from optbuilder import checks
+from optbuilder.dummy import cheap, dummy
 from optbuilder.errors import Refused
 from optbuilder.graphs import Prediction
 from optbuilder.machine import Machine, described, probe
 from optbuilder.model import Model, describe
-from optbuilder.settings import ModelSettings, Run, run_settings
+from optbuilder.settings import Known, ModelSettings, Run, run_settings
 from optbuilder.technique import Context, Technique
 from optbuilder.typed import conform, option_schema
 
@@ -107,11 +108,17 @@ def resolve(
     """
     settings = _model_settings(config)
     machine = machine or (described(config["machine"]) if config["machine"] else probe(str(config["device"])))
-    model = model or describe(settings.repo_id, revision=settings.revision)
-    run, refusals = run_settings(config["run"] or {}, settings.run)
+    model = replace(model or describe(settings.repo_id, revision=settings.revision), known=settings.known)
+    run_defaults, call_defaults = {}, {}
+    if settings.weights == "dummy":
+        model = dummy(model, settings.scale)
+        run_defaults, call_defaults = cheap(model)
+    run, refusals = run_settings(config["run"] or {}, {**settings.run, **run_defaults})
     transforms, problems = _transforms(config, choices)
     trusted = tuple(config["trusted_modules"])
-    draft = Plan(model, machine, run, transforms, call=settings.call, trusted_modules=trusted).filled()
+    draft = Plan(
+        model, machine, run, transforms, call={**call_defaults, **settings.call}, trusted_modules=trusted
+    ).filled()
     refusals += problems + checks.problems(draft, settings) + checks.tracker(config.get("track"))
     refusals = refusals or checks.too_many_graphs(draft)
     if refusals:
@@ -128,9 +135,16 @@ def _model_settings(config: Mapping[str, Any]) -> ModelSettings:
                 "Leave it as conf has it."
             )
     values, problems = conform(ModelSettings, config["model"], "model")
-    if problems:
+    known, more = conform(Known, values["known"], "model.known")
+    if problems := problems + more:
         raise Refused(*problems)
-    return ModelSettings(**values)
+    settings = ModelSettings(**{**values, "known": known})
+    if settings.weights not in ("pretrained", "dummy"):
+        raise Refused(f"model.weights={settings.weights!r}: it is not one of: pretrained, dummy.")
+    if settings.weights == "pretrained" and settings.scale != "full":
+        why = "only random weights come in another size"
+        raise Refused(f"model.scale={settings.scale!r}: {why}. Use model.weights=dummy too, or model.scale=full.")
+    return settings
 
 
 def _transforms(config: Mapping[str, Any], choices: Mapping[str, str] | None) -> tuple[list[Transform], list[str]]:

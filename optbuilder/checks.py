@@ -9,21 +9,31 @@ from optbuilder.graphs import LIMIT
 from optbuilder.library import call_arguments
 from optbuilder.model import Model, expand
 from optbuilder.settings import ModelSettings
-from optbuilder.technique import installed_version
+from optbuilder.technique import PART_OF_LOADING, installed_version
 from optbuilder.track import TRACKERS
 
 if TYPE_CHECKING:
     from optbuilder.builder import Plan, Transform
 
 
+_ARGUMENTS = ("negative_prompt", "guidance_scale", "height", "width", "num_frames", "image")
+
+
 def problems(plan: Plan, settings: ModelSettings) -> list[str]:
     """Why the plan cannot be carried out."""
-    return _unsafe(settings, plan.model) + _sizes(plan) + _call(plan) + _needs(plan)
+    return _unsafe(settings, plan.model) + _sizes(plan) + _call(plan) + _video(plan) + _early(plan) + _needs(plan)
 
 
 def warnings(plan: Plan) -> list[str]:
     """What works, but may surprise."""
-    return [f"{t.name}: {warning}." for t in plan.transforms if (warning := t.technique.warns(plan.context(t)))]
+    found = [f"{t.name}: {warning}." for t in plan.transforms if (warning := t.technique.warns(plan.context(t)))]
+    if plan.model.weights == "dummy":
+        size = {"full": "at full size", "half": "with half of the blocks", "tiny": "in a tiny size"}[plan.model.scale]
+        found.append(
+            f"model.weights=dummy: the architecture {size}, with random weights, and random prompt embeddings in place "
+            "of text encoders. Times and memory are those of such a model; its pictures say nothing of quality."
+        )
+    return found
 
 
 def tracker(name: str | None) -> list[str]:
@@ -58,7 +68,7 @@ def _sizes(plan: Plan) -> list[str]:
     """Picture sizes that the VAE's factor and the transformer's patches do not divide."""
     blocks = plan.model.configs.get("vae", {}).get("block_out_channels", [])
     patch = 2 if any(name.startswith("transformer") for name in plan.model.components) else 1
-    factor = 2 ** (len(blocks) - 1) * patch if blocks else 1
+    factor = plan.model.known.get("multiple_of") or (2 ** (len(blocks) - 1) * patch if blocks else 1)
     sizes = [("height", plan.run.height), ("width", plan.run.width)]
     sizes += [("sizes", side) for side in sorted({side for pair in plan.run.sizes or () for side in pair})]
     return [
@@ -81,7 +91,7 @@ def too_many_graphs(plan: Plan) -> list[str]:
 def _call(plan: Plan) -> list[str]:
     """Settings of the run that the pipeline's call does not take, or takes and ignores."""
     run, name, takes = plan.run, plan.model.pipeline_class, call_arguments(plan.model.pipeline_class)
-    given = {key: getattr(run, key) for key in ("negative_prompt", "guidance_scale", "height", "width")}
+    given = {key: getattr(run, key) for key in _ARGUMENTS}
     found = [
         f"run.{k}={v!r}: {name} takes no {k}. Leave it out."
         for k, v in given.items()
@@ -105,6 +115,33 @@ def _call(plan: Plan) -> list[str]:
             f"Write +{key}=3 too, or leave it out."
         )
     return found
+
+
+def makes_video(model: Model) -> bool:
+    """Whether the pipeline gives frames."""
+    return "num_frames" in call_arguments(model.pipeline_class)
+
+
+def _video(plan: Plan) -> list[str]:
+    """Packages that writing a video needs."""
+    missing = [name for name in ("imageio", "imageio-ffmpeg") if installed_version(name) is None]
+    if not missing or not makes_video(plan.model):
+        return []
+    what = f"{plan.model.pipeline_class} makes videos, and writing them needs {' and '.join(missing)}"
+    return [f"model.repo_id={plan.model.repo_id!r}: {what}. Write pip install {' '.join(missing)}."]
+
+
+def _early(plan: Plan) -> list[str]:
+    """Techniques that make other weights while loading, of which dummy weights know nothing."""
+    if plan.model.weights != "dummy":
+        return []
+    loads = {t.name: t.technique.load(plan.model, **t.options) for t in plan.transforms}
+    return [
+        f"{name}: it is part of loading, and dummy weights are not loaded. Use quant=int8_weight_only or another that "
+        "quantizes what is there, or model.weights=pretrained."
+        for name, arguments in loads.items()
+        if {*arguments} & {*PART_OF_LOADING}
+    ]
 
 
 def _ignores_guidance(plan: Plan) -> bool:

@@ -96,6 +96,9 @@ def run_search(config: Mapping[str, Any], hydra_config: DictConfig) -> Outcome:
     settings = search_settings(config["search"], config["stages"])
     words = [w for w in hydra_config.overrides.task if group_of(w) not in ("action", "search")]
     plan = resolve(config, hydra_config.runtime.choices).require()
+    if plan.model.weights == "dummy" and settings.limits.least:
+        why = "pictures of random weights have no quality to keep. Leave it out, or use model.weights=pretrained"
+        raise Refused(f"search.min_{min(settings.limits.least)}: {why}.")
     space = space_of(config, option_nodes(config["stages"]), words, settings, len(plan.run.prompts))
     master, loader = OmegaConf.create({"hydra": hydra_config}), GlobalHydra.instance().config_loader()
     log_settings = OmegaConf.to_container(hydra_config.job_logging, resolve=True)

@@ -20,11 +20,12 @@ from optbuilder.environment import environment
 from optbuilder.errors import NoEffect, Refused, UnexpectedHooks
 from optbuilder.measure import Memory
 from optbuilder.noise import hush, to_run_log
-from optbuilder.record import SCHEMA_VERSION, job_key, plan_json, write_images, write_json
+from optbuilder.record import SCHEMA_VERSION, job_key, plan_json, write_images, write_json, write_videos
 from optbuilder.request import Image
 from optbuilder.runner import Result
 from optbuilder.script import write_script
 from optbuilder.track import send
+from optbuilder.video import FPS
 
 log = logging.getLogger(__name__)
 
@@ -90,7 +91,10 @@ def generate(
 def record_job(outcome: Outcome) -> None:
     """Write the run directory. metrics.json comes last: where it is, the rest is complete."""
     if outcome.pictures:
-        outcome.metrics["images"] = write_images(outcome.directory, outcome.pictures, outcome.plan["job_key"])
+        key, fps = outcome.plan["job_key"], outcome.plan["run"]["fps"] or FPS
+        outcome.metrics["images"] = write_images(outcome.directory, outcome.pictures, key)
+        if outcome.pictures[0].pixels.ndim == 4:
+            outcome.metrics["videos"] = write_videos(outcome.directory, outcome.pictures, fps, key)
         outcome.pictures = []  # a grid keeps its outcomes to the end
     write_json(outcome.directory / "plan.json", outcome.plan)
     write_json(outcome.directory / "metrics.json", outcome.metrics)

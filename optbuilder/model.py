@@ -5,20 +5,21 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from optbuilder.errors import Refused, nearest
-from optbuilder.folders import PACKAGE
+from optbuilder.folders import FAMILIES, inside_package
 from optbuilder.library import ClassFacts, class_facts
-
-_PACKAGE = "package:"
 
 
 @dataclass(frozen=True)
 class Model:
     """A pipeline folder's facts. `components` maps a component's name to its class name, `configs` to its config.json;
-    `libraries` says where the class comes from ("diffusers", "transformers", or a Python file in the folder)."""
+    `libraries` says where the class comes from ("diffusers", "transformers", or a Python file in the folder). With
+    `weights="dummy"`, `configs` are those of `scale`, and `prompts` says what stands in for text encoders. `known` are
+    facts that no JSON tells (conf/model)."""
 
     repo_id: str
     folder: Path
@@ -26,6 +27,10 @@ class Model:
     components: Mapping[str, str]
     libraries: Mapping[str, str]
     configs: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    weights: str = "pretrained"
+    scale: str = "full"
+    prompts: Mapping[str, Any] = field(default_factory=dict)
+    known: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def denoisers(self) -> list[str]:
@@ -81,17 +86,27 @@ def describe(repo_id: str, *, revision: str | None = None) -> Model:
 
 
 def locate(repo_id: str, revision: str | None = None) -> Path:
-    """The folder of a model: inside this package (`package:...`), local, or the Hub's JSON files in the local cache."""
-    if repo_id.startswith(_PACKAGE):
-        return PACKAGE / repo_id.removeprefix(_PACKAGE)
+    """The folder of a model: inside this package (`package:...`), local, the facts of a known family, or the Hub's JSON
+    files in the local cache."""
+    if inside := inside_package(repo_id):
+        return inside
     folder = Path(repo_id).expanduser()
     if folder.is_dir():
         return folder
+    if revision is None and repo_id in families():
+        return families()[repo_id]
     if repo_id.count("/") != 1 or repo_id.startswith((".", "/", "~")):
         raise Refused(
             f"model.repo_id={repo_id!r}: there is no such folder, and a Hub id has the form owner/name.{_alike(folder)}"
         )
     return _from_hub(repo_id, revision)
+
+
+@cache
+def families() -> dict[str, Path]:
+    """The Hub ids whose published architecture comes along, so that a plan needs no network."""
+    indexes = sorted(FAMILIES.glob("*/model_index.json"))
+    return {json.loads(index.read_text(encoding="utf-8"))["_name_or_path"]: index.parent for index in indexes}
 
 
 def _from_hub(repo_id: str, revision: str | None) -> Path:

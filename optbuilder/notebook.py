@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from html import escape
 from typing import TYPE_CHECKING
 
-from optbuilder.record import plan_json
+from optbuilder.record import model_name, plan_json
 from optbuilder.show import figures, plan_lines, short
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def plan_html(plan: Plan) -> str:
         )
         for t in told["transforms"]
     ]
-    head = f"{told['model']['repo_id']} ({told['model']['pipeline']}) on {told['device']}"
+    head = f"{model_name(told['model'])} ({told['model']['pipeline']}) on {told['device']}"
     said = [f"graphs: {plan.graphs}"] if told["graphs"] else []
     said += [f"note: {note}" for note in plan.notes] + [f"refused: {reason}" for reason in plan.refusals]
     return paragraphs([head]) + table(("technique", "", "options", "here"), rows) + paragraphs(said)
@@ -54,7 +54,7 @@ def outcome_html(outcome: Outcome) -> str:
 
 def title(outcome: Outcome) -> str:
     names = ", ".join(f"{t['stage']}={t['option']}" for t in outcome.plan.get("transforms", []))
-    return f"{outcome.status}: {names} on {outcome.plan['model']['repo_id']}" if names else outcome.status
+    return f"{outcome.status}: {names} on {model_name(outcome.plan['model'])}" if names else outcome.status
 
 
 def facts(outcome: Outcome) -> list[tuple[str, str]]:

@@ -6,18 +6,22 @@ from collections.abc import Mapping
 from typing import Any
 
 from optbuilder.errors import Refused
+from optbuilder.folders import FAMILIES
 from optbuilder.model import Model
 from optbuilder.quantization import gguf_component, pipeline_quantization
+from optbuilder.random_weights import random_pipeline
 
 
 def load(model: Model, arguments: Mapping[str, Any], device: str = "cpu") -> Any:
-    """Load the pipeline with `from_pretrained` and move it to `device`.
+    """Load the pipeline with `from_pretrained` and move it to `device`; with dummy weights, make it there.
 
     `arguments` are from_pretrained's, with dtypes as words: a string there would load float32. Raises `Refused` where
     the folder's weights are missing or cannot be read.
     """
     import torch
 
+    if model.weights == "dummy":
+        return random_pipeline(model.pipeline_class, model.configs, model.prompts, arguments, device)
     default = torch.get_default_dtype()
     try:
         return from_pretrained(source(model), arguments).to(device)
@@ -44,6 +48,8 @@ def from_pretrained(source: str, arguments: Mapping[str, Any]) -> Any:
 
 
 def source(model: Model) -> str:
-    """The folder, or the Hub id where only the JSON files were fetched."""
+    """The folder, or the Hub id where only the JSON files are at hand."""
+    if FAMILIES in model.folder.parents:
+        return model.repo_id
     fetched = "snapshots" in model.folder.parts and not model.repo_id.startswith(("package:", "/", ".", "~"))
     return model.repo_id if fetched else str(model.folder)

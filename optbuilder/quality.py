@@ -30,12 +30,14 @@ def compared(images: Sequence[Image], reference: Sequence[Image]) -> dict[str, A
 
 
 def difference(pixels: Any, reference: Any) -> dict[str, Any]:
-    """The figures of one picture (height, width, 3; floats in 0..1) beside its reference."""
+    """The figures of one picture (height, width, 3; floats in 0..1) beside its reference; of a video those over all of
+    its frames."""
     import numpy as np
     import torch
     from torchmetrics.functional.image import peak_signal_noise_ratio, structural_similarity_index_measure
 
-    a, b = (torch.from_numpy(np.ascontiguousarray(p)).permute(2, 0, 1)[None].float() for p in (pixels, reference))
+    both = (np.ascontiguousarray(p if p.ndim == 4 else p[None]) for p in (pixels, reference))
+    a, b = (torch.from_numpy(p).permute(0, 3, 1, 2).float() for p in both)
     psnr = float(peak_signal_noise_ratio(a, b, data_range=1.0))
     return {
         "psnr": "inf" if math.isinf(psnr) else psnr,
@@ -47,7 +49,7 @@ def difference(pixels: Any, reference: Any) -> dict[str, Any]:
 
 
 def lpips(a: Any, b: Any) -> float | None:
-    """Learned perceptual distance (torchmetrics, AlexNet) of two pictures (1, 3, height, width); None where torchvision
+    """Learned perceptual distance (torchmetrics, AlexNet) of pictures (n, 3, height, width); None where torchvision
     or its weights are not at hand: nothing is downloaded for it."""
     import torch
 

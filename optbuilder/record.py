@@ -15,6 +15,7 @@ from optbuilder.builder import Plan
 from optbuilder.effects import Effect
 from optbuilder.environment import versions
 from optbuilder.request import Image
+from optbuilder.video import still, write_video
 
 SCHEMA_VERSION = 1
 _VOLATILE = ("hydra", "action", "track", "sweep", "search", "recipe")
@@ -24,7 +25,7 @@ _VOLATILE_RUN = ("isolation", "timeout_s", "profile", "compare", "compile_floor"
 @contextmanager
 def completed(path: Path) -> Iterator[Path]:
     """A temporary name beside `path` to write to, renamed once all is written: the file is complete or not there."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary = path.with_name(f".{os.getpid()}-{path.name}")  # writers know a format by the end of the name
     try:
         yield temporary
         temporary.replace(path)
@@ -49,7 +50,8 @@ def plan_key(plan: Plan) -> str:
     """Twelve hex digits that name what a plan does: two configs that come to the same have the same."""
     run = {key: value for key, value in asdict(plan.run).items() if key not in _VOLATILE_RUN}
     transforms = [(t.stage, t.function.__qualname__, t.options) for t in plan.transforms]
-    return _digest([plan.model.repo_id, plan.machine.device, plan.load, transforms, run, plan.call])
+    model = [plan.model.repo_id, plan.model.weights, plan.model.scale]
+    return _digest([model, plan.machine.device, plan.load, transforms, run, plan.call])
 
 
 def _digest(content: Any) -> str:
@@ -70,6 +72,8 @@ def plan_json(plan: Plan, key: str, effects: Sequence[Effect] = ()) -> dict[str,
         "job_key": key,
         "model": {
             "repo_id": plan.model.repo_id,
+            "weights": plan.model.weights,
+            "scale": plan.model.scale,
             "pipeline": plan.model.pipeline_class,
             "components": plan.model.components,
         },
@@ -96,8 +100,16 @@ def plan_json(plan: Plan, key: str, effects: Sequence[Effect] = ()) -> dict[str,
     }
 
 
+def model_name(model: Mapping[str, Any]) -> str:
+    """The model of a recorded plan, as people are told of it."""
+    random = model.get("weights") == "dummy"
+    return f"{model['repo_id']} (random weights, {model['scale']} size)" if random else str(model["repo_id"])
+
+
 def write_images(directory: Path, images: Sequence[Image], key: str) -> list[str]:
-    """Write images/0000.png and so on, each with its prompt, seed and job key in the PNG's text. Returns the names."""
+    """Write images/0000.png and so on, each with its prompt, seed and job key in the PNG's text. Returns the names.
+
+    A video has some of its frames there."""
     from diffusers.image_processor import VaeImageProcessor
     from PIL.PngImagePlugin import PngInfo
 
@@ -110,6 +122,19 @@ def write_images(directory: Path, images: Sequence[Image], key: str) -> list[str
             text.add_itxt(name, value)
         target = folder / f"{number:04d}.png"
         with completed(target) as temporary:
-            VaeImageProcessor.numpy_to_pil(image.pixels)[0].save(temporary, format="PNG", pnginfo=text)
+            VaeImageProcessor.numpy_to_pil(still(image.pixels))[0].save(temporary, format="PNG", pnginfo=text)
         names.append(f"images/{target.name}")
+    return names
+
+
+def write_videos(directory: Path, images: Sequence[Image], fps: int, key: str) -> list[str]:
+    """Write videos/0000.mp4 and so on, each with its prompt, seed and job key in its comment. Returns the names."""
+    folder = directory / "videos"
+    folder.mkdir(exist_ok=True)
+    names = []
+    for number, image in enumerate(images):
+        text = json.dumps({"prompt": image.prompt, "seed": image.seed, "job_key": key}, ensure_ascii=False)
+        with completed(folder / f"{number:04d}.mp4") as temporary:
+            write_video(temporary, image.pixels, fps, text)
+        names.append(f"videos/{number:04d}.mp4")
     return names

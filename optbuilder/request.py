@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from copy import copy
 from dataclasses import dataclass
@@ -15,7 +16,8 @@ Shape = tuple[int | None, int | None, int]  # height, width, and prompts in a ca
 
 @dataclass(frozen=True)
 class Image:
-    """A picture (height, width, 3; floats in 0..1) with what reproduces it, and the shape of the call that made it."""
+    """A picture (height, width, 3; floats in 0..1), or a video with frames before, what reproduces it, and the shape of
+    the call that made it."""
 
     pixels: Any
     prompt: str
@@ -74,31 +76,37 @@ def requests(settings: Run, number: int) -> list[tuple[str, int]]:
     return [(p, settings.seed + (first + k) * each + i) for k, p in enumerate(prompts) for i in range(each)]
 
 
-def arguments(settings: Run, number: int, call: Mapping[str, Any]) -> dict[str, Any]:
+def arguments(pipe: Any, settings: Run, number: int, call: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments of the pipeline's call `number`. Each image has a CPU generator of its own, so that it comes out
     the same alone, in a batch, and on another device."""
     import torch
+    from PIL import Image as Picture
 
     prompts = prompts_of(settings, number)
     negative = settings.negative_prompt
+    takes = inspect.signature(type(pipe).__call__).parameters
     chosen = {
         "prompt": prompts if settings.batch_size > 1 else prompts[0],
         "negative_prompt": [negative] * len(prompts) if negative is not None and settings.batch_size > 1 else negative,
         "height": settings.height,
         "width": settings.width,
+        "num_frames": settings.num_frames,
+        "image": settings.image and Picture.open(settings.image).convert("RGB"),
         "num_inference_steps": settings.num_inference_steps,
         "guidance_scale": settings.guidance_scale,
     }
     return {
         **{key: value for key, value in chosen.items() if value is not None},
-        "num_images_per_prompt": settings.images_per_prompt,
+        next((k for k in takes if k == "num_videos_per_prompt"), "num_images_per_prompt"): settings.images_per_prompt,
         "generator": [torch.Generator("cpu").manual_seed(seed) for _, seed in requests(settings, number)],
         "output_type": "np",
         **call,
     }
 
 
-def images_of(pixels: Any, settings: Run, number: int) -> list[Image]:
+def images_of(output: Any, settings: Run, number: int) -> list[Image]:
+    """The pictures or videos that a call gave, each with its prompt and seed."""
+    pixels = output.images if hasattr(output, "images") else output.frames
     wanted, shape = requests(settings, number), call_shape(settings, number)
     return [Image(picture, prompt, seed, shape) for picture, (prompt, seed) in zip(pixels, wanted, strict=True)]
 
@@ -121,11 +129,18 @@ def remembered(encode_prompt: Any) -> Any:
 
 
 def invalid(image: Image) -> str | None:
-    """Why a picture cannot be right: numbers that are none, or the same value everywhere."""
+    """Why a picture, or a frame of a video, cannot be right: numbers that are none, or the same value everywhere."""
     import numpy as np
 
-    if not np.isfinite(image.pixels).all():
-        return f"the picture of {image.prompt!r} (seed {image.seed}) has values that are not finite"
-    if float(np.ptp(image.pixels)) == 0.0:
-        return f"the picture of {image.prompt!r} (seed {image.seed}) has the same value everywhere"
+    for number, pixels in enumerate(frames_of(image)):
+        what = "the picture" if image.pixels.ndim == 3 else f"frame {number} of the video"
+        if not np.isfinite(pixels).all():
+            return f"{what} of {image.prompt!r} (seed {image.seed}) has values that are not finite"
+        if float(np.ptp(pixels)) == 0.0:
+            return f"{what} of {image.prompt!r} (seed {image.seed}) has the same value everywhere"
     return None
+
+
+def frames_of(image: Image) -> Any:
+    """The frames of a video, or the picture as its only one: (frames, height, width, 3)."""
+    return image.pixels if image.pixels.ndim == 4 else image.pixels[None]

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from optbuilder.job import Outcome, recorded
-from optbuilder.record import completed, peak_bytes
+from optbuilder.record import completed, model_name, peak_bytes
 
 PUBLISHED = (
     "scenario", "model_cls", "num_params_M", "flops_M", "time_plain_s", "mem_plain_GB", "time_compile_s",
@@ -74,7 +74,7 @@ def row(name: str, outcome: Outcome, others: Mapping[str, Outcome]) -> dict[str,
     chosen = {t["stage"]: t["option"] for t in outcome.plan.get("transforms", [])}
     found = {"job": name, "status": outcome.status, "reason": " ".join(outcome.reasons), **chosen}
     found["job_key"] = outcome.metrics.get("job_key", "")
-    found["scenario"] = outcome.plan.get("model", {}).get("repo_id", "")
+    found["scenario"] = model_name(outcome.plan["model"]) if "model" in outcome.plan else ""
     if "latency" not in outcome.metrics:
         return found
     return found | _figures(outcome.plan, outcome.metrics) | _beside(outcome.metrics, others)

@@ -56,9 +56,10 @@ def run(
 
     def generate(text: str, shape: Run, number: int) -> tuple[Call, Any]:
         reset_caches(pipe)
+        asked = arguments(pipe, shape, number, call or {})
         with timed_call(pipe, device, lambda done, total: show(text, done, total)) as times:
-            output = pipe(**arguments(shape, number, call or {}))
-        return times, getattr(output, "images", None) if hasattr(output, "images") else output.frames
+            output = pipe(**asked)
+        return times, output
 
     if settings.reuse_prompt_embeds:
         pipe.encode_prompt = remembered(pipe.encode_prompt)
@@ -68,7 +69,7 @@ def run(
     before, energy = graphs().graphs, joules(machine)
     with peak_memory(device) as memory:
         outputs, timed = _timed(generate, settings, every)
-    images = [image for pixels, of in zip(outputs, every, strict=True) for image in images_of(pixels, *of)]
+    images = [image for output, of in zip(outputs, every, strict=True) for image in images_of(output, *of)]
     energy_j = used(energy, joules(machine), len(images) * len(timed) // len(every))
     result = Result(images, first, warmup, timed, {"warmup": warmup_memory, "run": memory}, before, energy_j)
     result.problems = [problem for image in images if (problem := invalid(image))]
@@ -78,7 +79,7 @@ def run(
 
 def kernels_called(pipe: Any, settings: Run, call: Mapping[str, Any]) -> dict[str, int]:
     """The attention kernels of one call that stops after its first step, where the pipeline can be stopped."""
-    once = arguments(*calls(settings)[0], call)
+    once = arguments(pipe, *calls(settings)[0], call)
     if "callback_on_step_end" in inspect.signature(type(pipe).__call__).parameters:
         once["callback_on_step_end"] = _stop
     reset_caches(pipe)
@@ -95,7 +96,7 @@ def profiled(pipe: Any, settings: Run, call: Mapping[str, Any], directory: Path)
     kinds += [ProfilerActivity.CUDA] if pipe.device.type == "cuda" else []
     reset_caches(pipe)
     with profile(activities=kinds, record_shapes=True) as profiler:
-        pipe(**arguments(*calls(settings)[0], call))
+        pipe(**arguments(pipe, *calls(settings)[0], call))
     profiler.export_chrome_trace(str(directory / "trace.json.gz"))
     own = "self_cuda_time_total" if len(kinds) > 1 else "self_cpu_time_total"
     return profiler.key_averages().table(sort_by=own, row_limit=15, max_name_column_width=60)
@@ -134,10 +135,10 @@ def _timed(
     for repeat in repeats(settings, timed, every):
         for number, (shape, batch) in enumerate(every):
             text = f"repeat {repeat + 1} of {settings.repeats}, call {number + 1} of {len(every)}"
-            times, pixels = generate(text, shape, batch)
+            times, output = generate(text, shape, batch)
             timed.append((number, times))
             if repeat == 0:
-                outputs.append(pixels)
+                outputs.append(output)
     return outputs, timed
 
 

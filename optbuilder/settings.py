@@ -10,32 +10,58 @@ from typing import Any
 import yaml
 
 from optbuilder.errors import Refused
+from optbuilder.folders import inside_package
 from optbuilder.typed import conform
 
 
 @dataclass
 class ModelSettings:
-    """What to load. `run` are the model's defaults for the run, `call` further arguments of the pipeline's call."""
+    """What to load. `run` are the model's defaults for the run, `call` further arguments of the pipeline's call.
+
+    `weights` is pretrained or dummy: random weights of the model's architecture, at a `scale` of tiny, half or full.
+    """
 
     repo_id: str
     revision: str | None = None
     variant: str | None = None
     allow_pickle: bool = False
     trust_remote_code: bool = False
+    weights: str = "pretrained"
+    scale: str = "full"
+    known: dict[str, Any] = field(default_factory=dict)
     run: dict[str, Any] = field(default_factory=dict)
     call: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass
+class Known:
+    """Facts of a model that its JSON does not tell, as its authors state them."""
+
+    license: str | None = None
+    output: str | None = None
+    trained_in: str | None = None
+    head_size: int | None = None
+    guidance_distilled: bool | None = None
+    vae_upcast: bool | None = None
+    multiple_of: int | None = None
+
+
+@dataclass
 class Run:
     """`prompts` is a text or a list of texts; sizes in pixels; null takes the model's default, else the pipeline's.
-    `sizes` ([height, width] pairs) and `batch_sizes` declare every shape of the run, instead of one of each."""
+
+    `sizes` ([height, width] pairs) and `batch_sizes` declare every shape of the run, instead of one of each. `image` is
+    the file of a picture to start from, `num_frames` and `fps` are a video's.
+    """
 
     prompts: Any = None
     prompts_file: str | None = None
     negative_prompt: str | None = None
     height: int | None = None
     width: int | None = None
+    num_frames: int | None = None
+    fps: int | None = None
+    image: str | None = None
     num_inference_steps: int | None = None
     guidance_scale: float | None = None
     seed: int = 0
@@ -81,6 +107,7 @@ def run_settings(values: Mapping[str, Any], defaults: Mapping[str, Any]) -> tupl
     run = Run(**{key: chosen[key] if known[key] is None else known[key] for key in known})
     if known["sizes"] is not None:  # the model's own size is one that was not asked for
         run.height, run.width = known["height"], known["width"]
+    run.image = run.image and str(inside_package(run.image) or Path(run.image).expanduser())
     try:
         run.prompts = _prompts(known["prompts"], run.prompts_file, chosen["prompts"])
     except Refused as refused:
@@ -94,6 +121,8 @@ def _out_of_range(run: Run) -> list[str]:
     least = {
         "height": 8,
         "width": 8,
+        "num_frames": 1,
+        "fps": 1,
         "num_inference_steps": 1,
         "images_per_prompt": 1,
         "warmup": 0,
@@ -108,6 +137,8 @@ def _out_of_range(run: Run) -> list[str]:
     ]
     if isinstance(run.repeats, str) and run.repeats != "auto":
         wrong.append(f"run.repeats={run.repeats!r}: it is no number. Use a number, or auto.")
+    if run.image is not None and not Path(run.image).is_file():
+        wrong.append(f"run.image={run.image!r}: there is no such file. Use the path of a picture.")
     if run.isolation not in ("process", "none"):
         wrong.append(f"run.isolation={run.isolation!r}: it is not one of: process, none.")
     if run.compare not in (None, "baseline") and not Path(run.compare, "metrics.json").is_file():

@@ -12,7 +12,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Column, Table
 from rich.text import Text
 
-from optbuilder.record import peak_bytes
+from optbuilder.record import model_name, peak_bytes
 
 _STYLES = {"ok": "bold green", "skipped": "green", "refused": "bold yellow"}
 
@@ -58,7 +58,7 @@ def print_plan(plan: Mapping[str, Any]) -> None:
 
 def plan_lines(plan: Mapping[str, Any]) -> Iterator[tuple[str, str | None]]:
     """The lines of a plan, each with its style."""
-    yield f"{plan['model']['repo_id']} ({plan['model']['pipeline']}) on {plan['device']}", None
+    yield f"{model_name(plan['model'])} ({plan['model']['pipeline']}) on {plan['device']}", None
     for number, transform in enumerate(plan["transforms"], 1):
         kind = "lossless" if transform["lossless"] else "lossy"
         yield f"{number}. {transform['stage']}={transform['option']}  [{kind}]", "bold"
@@ -88,7 +88,7 @@ def print_summary(outcome: Any) -> None:
     names = ", ".join(f"{t['stage']}={t['option']}" for t in outcome.plan.get("transforms", []))
     style = _STYLES.get(outcome.status, "bold red")
     console.print(
-        Text(outcome.status, style=style), Text(f"{names} on {outcome.plan['model']['repo_id']}" if names else "")
+        Text(outcome.status, style=style), Text(f"{names} on {model_name(outcome.plan['model'])}" if names else "")
     )
     if "latency" in outcome.metrics:
         for effect in (t["effect"] for t in outcome.plan["transforms"]):
@@ -124,7 +124,7 @@ def figures(outcome: Any) -> list[tuple[str, str]]:
             f"process {bytes_text(peak['rss_peak_bytes'])}" + (f", device {bytes_text(device)}" if device else ""),
         ),
         ("weights", bytes_text(weights)),
-        ("images", str(len(metrics["images"]))),
+        ("videos" if "videos" in metrics else "images", str(len(metrics["images"]))),
         *_quality(metrics["quality"]),
     ]
 
@@ -132,8 +132,10 @@ def figures(outcome: Any) -> list[tuple[str, str]]:
 def _quality(quality: Mapping[str, Any] | None) -> list[tuple[str, str]]:
     if quality is None:
         return []
-    psnr = "the same pictures" if quality["psnr_min"] == "inf" else f"PSNR {float(quality['psnr_min']):.1f} dB"
-    found = [("quality", f"{psnr}, SSIM {quality['ssim_min']:.4f} at worst, against {quality['against']}")]
+    found = [("quality", f"nothing to tell: random weights, compared with {quality['against']}")]
+    if "psnr_min" in quality:
+        psnr = "the same pictures" if quality["psnr_min"] == "inf" else f"PSNR {float(quality['psnr_min']):.1f} dB"
+        found = [("quality", f"{psnr}, SSIM {quality['ssim_min']:.4f} at worst, against {quality['against']}")]
     if quality.get("below_floor") and quality["lossless_declared"]:
         found.append(("WARNING", "declared lossless, but below the noise floor"))
     if quality.get("shapes"):
@@ -206,7 +208,7 @@ def _row(metrics: Mapping[str, Any]) -> list[str]:
         f"{metrics['latency']['call_s']['median']:.3f}",
         f"{speed['speedup']:.2f}x" + (f" ({low:.2f} to {high:.2f})" if low else "") if speed else "",
         bytes_text(peak_bytes(metrics)),
-        f"{float(quality['psnr_min']):.1f}" if quality else "",
+        f"{float(quality['psnr_min']):.1f}" if "psnr_min" in quality else "",
     ]
 
 

@@ -30,6 +30,7 @@ class Context:
     trusted_modules: tuple[str, ...] = ()
 
 
+PART_OF_LOADING = ("quantization_config", "from_single_file")  # arguments of from_pretrained that make other weights
 Check = Callable[[Context], str | None]
 
 

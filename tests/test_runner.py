@@ -83,7 +83,7 @@ def test_warm_up_goes_on_until_no_new_graph_appears():
 def test_every_image_has_a_seed_of_its_own():
     """P82: image i of the run has the seed `seed + i`, whatever the batch."""
     run_ = settings(prompts=["a", "b"], seed=7, images_per_prompt=3)
-    first, second = arguments(run_, 0, {}), arguments(run_, 1, {"x": 1})
+    first, second = arguments(Sleeper(), run_, 0, {}), arguments(Sleeper(), run_, 1, {"x": 1})
     assert [g.initial_seed() for g in first["generator"] + second["generator"]] == [7, 8, 9, 10, 11, 12]
     assert all(g.device.type == "cpu" for g in first["generator"])
     assert second["x"] == 1 and "negative_prompt" not in second

@@ -10,6 +10,7 @@ from typing import Any
 
 from optbuilder.errors import Refused
 from optbuilder.job import Outcome, recorded
+from optbuilder.record import model_name
 from optbuilder.results import jobs, row
 
 IDENTICAL_DB = 100.0  # where "inf" is drawn: 8-bit pictures that differ anywhere have at most 96 dB in 4000 x 4000
@@ -48,7 +49,8 @@ class Cell:
         """What has to be equal for two jobs to be comparable: grid, model, device, and what was generated."""
         plan = self.outcome.plan
         asked = {f"run.{key}": value for key, value in plan.get("run", {}).items() if key not in MEASURING}
-        where = {"model": plan.get("model", {}).get("repo_id"), "device": plan.get("device")}
+        model = model_name(plan["model"]) if "model" in plan else None
+        where = {"model": model, "device": plan.get("device")}
         return {"grid": str(self.outcome.directory.parent), **where, **asked}
 
     @property
@@ -72,9 +74,15 @@ class Cell:
 
     @property
     def psnr(self) -> float | None:
-        """The worst picture's PSNR against the baseline in dB; infinite for equal pictures, None if not compared."""
-        quality = self.outcome.metrics.get("quality")
-        return float(quality["psnr_min"]) if quality else None
+        """The worst picture's PSNR against the baseline in dB; infinite for equal pictures, None if not compared, or
+        where random weights drew them."""
+        quality = self.outcome.metrics.get("quality") or {}
+        return float(quality["psnr_min"]) if "psnr_min" in quality else None
+
+    @property
+    def random(self) -> bool:
+        """Whether the weights are random, so that nothing can be said of the pictures."""
+        return self.outcome.plan["model"].get("weights") == "dummy"
 
 
 def _told(transform: Mapping[str, Any]) -> str:

@@ -109,8 +109,9 @@ def _findings(measured: Sequence[Cell]) -> Iterator[str]:
 
 def sentence(cell: Cell) -> str:
     """One job against its baseline, for people: speed, quality, memory, and when it pays back."""
-    quality = "the same pictures" if cell.psnr == float("inf") else f"PSNR {cell.psnr:.1f} dB"
-    parts = [f"{cell.title}: {cell.row['speedup']:.2f}x the baseline's speed ({_interval(cell)})", quality]
+    parts = [f"{cell.title}: {cell.row['speedup']:.2f}x the baseline's speed ({_interval(cell)})"]
+    if cell.psnr is not None:
+        parts.append("the same pictures" if cell.psnr == float("inf") else f"PSNR {cell.psnr:.1f} dB")
     if cell.row.get("memory_ratio"):
         parts.append(f"{(cell.row['memory_ratio'] - 1) * 100:+.0f} % memory")
     after = cell.row.get("break_even_images")
@@ -156,11 +157,9 @@ def _charts(measured: Sequence[Cell], lines: Sequence[Any]) -> dict[str, Any]:
         return {}
     from optbuilder.report import charts
 
-    drawn = {
-        "pareto": charts.pareto(measured),
-        "cold": charts.cold_start(measured),
-        "call": charts.steady_call(measured),
-    }
+    drawn = {"cold": charts.cold_start(measured), "call": charts.steady_call(measured)}
+    if judged := [cell for cell in measured if not cell.random]:
+        drawn["pareto"] = charts.pareto(judged)
     if lines:
         drawn["contribution"] = charts.contribution_bars(lines)
     return {name: json.loads(figure.to_json()) for name, figure in drawn.items()}

@@ -58,7 +58,7 @@ def tried(folder: Path, choice: Choice, outcome: Outcome) -> Tried:
         "memory": peak_bytes(metrics),
         "cold_start": metrics["phases"]["first_image_s"],
         "energy": sum((metrics["energy"] or {}).get("joules_per_image", {}).values()) or None,
-        "psnr": float(quality["psnr_min"]) if quality else None,
+        "psnr": quality.get("psnr_min"),
         "ssim": quality.get("ssim_min"),
         "break_even": (quality.get("speed") or {}).get("break_even_images"),
     }

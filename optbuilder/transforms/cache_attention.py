@@ -50,9 +50,9 @@ def pyramid_attention(pipe: Any, *, skip_range: int = 2, first_timestep: int = 1
 
 
 def _distilled(context: Context) -> dict[str, Any]:
-    return {
-        "is_guidance_distilled": not context.model.pipeline_class.startswith(("CogVideoX", "Latte", "Wan", "Mochi"))
-    }
+    guided = context.model.pipeline_class.startswith(("CogVideoX", "Latte", "Wan", "Mochi"))
+    known = context.model.known.get("guidance_distilled")
+    return {"is_guidance_distilled": not guided if known is None else known}
 
 
 @technique(

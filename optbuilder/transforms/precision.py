@@ -52,14 +52,24 @@ def _slow_or_risky(context: Context) -> str | None:
     if context.machine.kind == "cpu" and used & slow:
         dtypes = " or ".join(sorted(used & slow))
         return f"this CPU has no {dtypes} instructions: expect it 5 to 15 times slower than float32"
-    if "float16" in used and context.model.pipeline_class.startswith(
-        ("Flux", "Wan", "LTX", "Sana", "Qwen", "HunyuanVideo", "ZImage")
-    ):
+    if "float16" in used and _trained_in_bf16(context.model):
         return (
             "this family was trained in bfloat16: float16 may overflow to black images, "
             "which the run reports as invalid_output"
         )
+    if (
+        context.model.known.get("vae_upcast")
+        and DTYPES.get(context.options["vae"] or context.options["dtype"]) == "float16"
+    ):
+        return "this model's VAE overflows in float16, so that the pipeline casts it to float32 and back in each call"
     return None
+
+
+def _trained_in_bf16(model: Model) -> bool:
+    """As conf/model says, or else by the name of the family."""
+    families = ("Flux", "Wan", "LTX", "Sana", "Qwen", "HunyuanVideo", "ZImage")
+    known = model.known.get("trained_in")
+    return known == "bfloat16" if known else model.pipeline_class.startswith(families)
 
 
 def _is_the_default(context: Context) -> str | None:

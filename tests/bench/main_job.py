@@ -63,7 +63,7 @@ def latency(model: str) -> None:
                 times[name].append(result.timed[0][1].seconds)
                 continue
             start = time.perf_counter()
-            picture = by_hand(**arguments(plan.run, 0, plan.call)).images[0]
+            picture = by_hand(**arguments(by_hand, plan.run, 0, plan.call)).images[0]
             times[name].append(time.perf_counter() - start)
     ratio = statistics.median(a / b for a, b in zip(times["ours"], times["by hand"], strict=True))
     same = np.array_equal(result.images[0].pixels, picture)
