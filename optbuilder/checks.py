@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from optbuilder.errors import nearest
 from optbuilder.graphs import LIMIT
-from optbuilder.library import call_arguments
+from optbuilder.library import call_arguments, pipeline_source
 from optbuilder.model import Model, expand
 from optbuilder.settings import ModelSettings
 from optbuilder.technique import PART_OF_LOADING, installed_version
@@ -102,6 +102,8 @@ def _call(plan: Plan) -> list[str]:
         for key in plan.call
         if takes and key not in takes
     ]
+    if run.images_per_prompt > 1 and "num_videos_per_prompt = 1\n" in pipeline_source(name):
+        found.append(f"run.images_per_prompt={run.images_per_prompt}: {name} makes one video per prompt. Leave it out.")
     if run.guidance_scale is not None and _ignores_guidance(plan):
         found.append(
             f"run.guidance_scale={run.guidance_scale}: this model has no guidance embedding, it would change nothing. "

@@ -15,8 +15,9 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class ClassFacts:
-    """A diffusers model class: its bases, its own methods, its repeated blocks, and whether its attention goes through
-    the dispatcher. `known` is False for a class that diffusers does not define."""
+    """A diffusers model class: its bases, its own methods, its repeated blocks, whether its attention goes through the
+    dispatcher, whether fuse_qkv_projections fuses anything, and whether its forward enters a device context. `known` is
+    False for a class that diffusers does not define."""
 
     name: str
     known: bool = False
@@ -26,6 +27,8 @@ class ClassFacts:
     refuses_group_offload: bool = False
     shares_sequence: bool = False
     dispatches_attention: bool = False
+    fuses_projections: bool = False
+    enters_device: bool = False
 
 
 @lru_cache
@@ -40,15 +43,20 @@ def class_facts(name: str) -> ClassFacts:
         t.id: s.value for s in node.body if isinstance(s, ast.Assign) for t in s.targets if isinstance(t, ast.Name)
     }
     blocks, offloads = values.get("_repeated_blocks"), values.get("_supports_group_offloading")
+    bases = tuple(ast.unparse(base) for base in node.bases)
+    methods = frozenset(n.name for n in node.body if isinstance(n, ast.FunctionDef))
+    sources = _attention_sources(path, source)
     return ClassFacts(
         name,
         True,
-        tuple(ast.unparse(base) for base in node.bases),
-        frozenset(n.name for n in node.body if isinstance(n, ast.FunctionDef)),
+        bases,
+        methods,
         tuple(ast.literal_eval(blocks) or ()) if blocks is not None else (),
         offloads is not None and ast.literal_eval(offloads) is False,
         "_cp_plan" in values,
-        _dispatches(path, source),
+        any("dispatch_attention_fn" in text for text in sources),
+        "fuse_qkv_projections" in methods or ("AttentionMixin" in bases and any(map(_has_fusing_attention, sources))),
+        'with torch.device("cpu")' in source,
     )
 
 
@@ -78,7 +86,13 @@ def passes_sigmas(pipeline: str, flow_sigmas: bool) -> bool:
     """Whether the pipeline gives its scheduler sigmas of its own when the user gives none. Some leave that to a
     scheduler with `flow_sigmas`, which computes the same."""
     source = pipeline_source(pipeline)
-    return "sigmas = np.linspace" in source and not (flow_sigmas and "use_flow_sigmas" in source)
+    given = re.search(r"sigmas = (np\.linspace|get_default)", source) is not None
+    return given and not (flow_sigmas and "use_flow_sigmas" in source)
+
+
+def lists_sigmas(pipeline: str) -> bool:
+    """Whether the sigmas that a pipeline gives are a Python list, with which only some schedulers can compute."""
+    return "sigmas = get_default" in pipeline_source(pipeline)
 
 
 @lru_cache
@@ -104,14 +118,20 @@ def _class(source: str, name: str) -> ast.ClassDef:
     return next(n for n in ast.parse(source).body if isinstance(n, ast.ClassDef) and n.name == name)
 
 
-def _dispatches(path: Path, source: str) -> bool:
-    """Whether the file, or a sibling that it takes attention classes from, calls the attention dispatcher."""
-    calls = "dispatch_attention_fn"
+def _attention_sources(path: Path, source: str) -> list[str]:
+    """The text of a model's file, and of the siblings that it takes attention classes from."""
     imports = [n for n in ast.parse(source).body if isinstance(n, ast.ImportFrom) and n.level == 1 and n.module]
     siblings = [
         path.with_name(f"{n.module}.py") for n in imports if any(re.search("Att|Block", a.name) for a in n.names)
     ]
-    return calls in source or any(calls in s.read_text(encoding="utf-8") for s in siblings if s.exists())
+    return [source, *(s.read_text(encoding="utf-8") for s in siblings if s.exists())]
+
+
+def _has_fusing_attention(source: str) -> bool:
+    """Whether a file defines an attention whose projections AttentionMixin's method fuses."""
+    classes = [n for n in ast.parse(source).body if isinstance(n, ast.ClassDef)]
+    fusing = [c for c in classes if any("AttentionModuleMixin" in ast.unparse(base) for base in c.bases)]
+    return any("_supports_qkv_fusion = False" not in map(ast.unparse, c.body) for c in fusing)
 
 
 @lru_cache

@@ -87,9 +87,9 @@ def random_prompts(
         bound = signature.bind(*args, **kwargs)
         bound.apply_defaults()
         given = bound.arguments
-        each = 1 if repeats else given.get("num_images_per_prompt", 1)
+        each = 1 if repeats else given.get("num_images_per_prompt") or given.get("num_videos_per_prompt") or 1
         texts = listed(given["prompt"], 1, each)
-        negative = listed(given.get("negative_prompt") or "", len(texts), 1)
+        negative = listed(given.get("negative_prompt") or "", len(texts) // each, each)
         for name in shapes:
             for key, prompts in {name: texts, f"negative_{name}": negative}.items():
                 if key in signature.parameters and given[key] is None:

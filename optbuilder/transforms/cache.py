@@ -68,7 +68,11 @@ CONTEXT = needs_in_pipeline("cache_context", "gives its denoiser no cache_contex
 
 
 def _blocks(module: Any) -> list[Any]:
-    return [m for m in module.modules() if type(m).__name__ in (module._repeated_blocks or ())]
+    """The modules of the classes in `_repeated_blocks`; where a model names none, those in its lists of modules."""
+    from torch.nn import ModuleList
+
+    named = [m for m in module.modules() if type(m).__name__ in (module._repeated_blocks or ())]
+    return named or [m for child in module.children() if isinstance(child, ModuleList) for m in child]
 
 
 def enable(pipe: Any, config: Any, units: Callable[[Any], list[Any]]) -> Any:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from optbuilder.components import modules_named
+from optbuilder.library import pipeline_source
 from optbuilder.technique import Context, Need, technique
 from optbuilder.transforms.cache import (
     CONTEXT,
@@ -50,13 +52,29 @@ def pyramid_attention(pipe: Any, *, skip_range: int = 2, first_timestep: int = 1
 
 
 def _distilled(context: Context) -> dict[str, Any]:
-    guided = context.model.pipeline_class.startswith(("CogVideoX", "Latte", "Wan", "Mochi"))
-    known = context.model.known.get("guidance_distilled")
-    return {"is_guidance_distilled": not guided if known is None else known}
+    return {"is_guidance_distilled": not _doubles_the_batch(context)}
+
+
+def _doubles_the_batch(context: Context) -> bool:
+    """Whether guidance is computed as the other half of a batch of unpacked latents, which this cache then reads."""
+    source = pipeline_source(context.model.pipeline_class)
+    return "latents] * 2" in source and "_pack_latents" not in source
+
+
+def _halves(context: Context) -> str | None:
+    if context.options["is_guidance_distilled"] or _doubles_the_batch(context):
+        return None
+    why = "does not compute guidance as one half of a batch of unpacked latents, which the cache would look for there"
+    return f"{context.model.pipeline_class} {why}. Use cache.is_guidance_distilled=true"
 
 
 @technique(
-    lossless=False, source=SOURCE, adds_hooks=True, needs=(*_ATTENTION, _TIMESTEP), derive=_distilled, ran=skipped
+    lossless=False,
+    source=SOURCE,
+    adds_hooks=True,
+    needs=(*_ATTENTION, _TIMESTEP, Need("", _halves)),
+    derive=_distilled,
+    ran=skipped,
 )
 def faster_cache(
     pipe: Any,
@@ -69,6 +87,7 @@ def faster_cache(
 ) -> Any:
     """Extrapolate attention from earlier steps in all but one of `skip_range` steps. Lossy.
 
+    Where `is_guidance_distilled` is false, the guidance of some steps is extrapolated too.
     Source: https://arxiv.org/abs/2410.19355
     """
     from diffusers import FasterCacheConfig
@@ -104,6 +123,7 @@ def taylorseer(
 ) -> Any:
     """Compute attention in one of `cache_interval` steps and predict it by a Taylor series in the others. Lossy.
 
+    Every attention is named to diffusers, whose own patterns find none in models that call theirs attn1 and attn2.
     Source: https://arxiv.org/abs/2503.06923
     """
     from diffusers import TaylorSeerCacheConfig
@@ -115,5 +135,6 @@ def taylorseer(
         disable_cache_after_step=disable_cache_after_step,
         max_order=max_order,
         taylor_factors_dtype=denoiser.dtype,
+        cache_identifiers=[re.escape(name) for name, part in denoiser.named_modules() if part in attentions(denoiser)],
     )
     return enable(pipe, config, attentions)

@@ -114,7 +114,16 @@ _NEEDS = (
 )
 
 
-@technique(lossless=True, source=_SOURCE, needs=_NEEDS, ran=_compiled, graphs=of_forward)
+def _one_graph(context: Context) -> str | None:
+    for name in expand(context.options["components"], context.model.components):
+        facts = context.model.facts(name) if name in context.model.components else None
+        if context.options["fullgraph"] and facts and facts.enters_device:
+            why = "makes its rope tables in a device context, which breaks a full graph"
+            return f"{facts.name} ({name}) {why}. Use compile=regional or compile.fullgraph=false"
+    return None
+
+
+@technique(lossless=True, source=_SOURCE, needs=(*_NEEDS, Need("", _one_graph)), ran=_compiled, graphs=of_forward)
 def compile_forward(
     pipe: Any,
     *,

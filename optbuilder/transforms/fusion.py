@@ -24,6 +24,12 @@ def _fuses(context: Context) -> str | None:
         facts = context.model.facts(name)
         if facts.known and "AttentionMixin" not in facts.bases and "fuse_qkv_projections" not in facts.methods:
             return f"{facts.name} ({name}) has no fuse_qkv_projections. Leave it out of fusion.components"
+        if context.model.configs.get(name, {}).get("dual_attention_layers"):
+            why = "diffusers' processor for fused projections does not know the second attention of its dual layers"
+            return f"{facts.name} ({name}): {why}. Leave it out of fusion.components"
+        if facts.known and not facts.fuses_projections:
+            why = "the attention layers have nothing that fuse_qkv_projections fuses: it would change nothing"
+            return f"of {facts.name} ({name}) {why}. Leave it out of fusion.components"
     return None
 
 

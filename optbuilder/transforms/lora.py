@@ -45,6 +45,14 @@ def _fits(context: Context) -> str | None:
     return None
 
 
+def _takes_adapters(context: Context) -> str | None:
+    for name in context.model.denoisers:
+        facts = context.model.facts(name)
+        if facts.known and "PeftAdapterMixin" not in facts.bases:
+            return f"{facts.name} ({name}) takes no adapters. Use lora=none"
+    return None
+
+
 def _hotswap(context: Context) -> str | None:
     if context.options["hotswap_rank"] and context.options["fuse"]:
         return "fused adapters cannot be swapped. Use lora.fuse=false too"
@@ -54,7 +62,13 @@ def _hotswap(context: Context) -> str | None:
 @technique(
     lossless=False,
     source="https://huggingface.co/docs/diffusers/using-diffusers/loading_adapters",
-    needs=(needs_package("peft", "0.17"), Need("lora.paths", _files), Need("", _fits), Need("", _hotswap)),
+    needs=(
+        needs_package("peft", "0.17"),
+        Need("", _takes_adapters),
+        Need("lora.paths", _files),
+        Need("", _fits),
+        Need("", _hotswap),
+    ),
 )
 def load_adapters(
     pipe: Any,

@@ -8,7 +8,7 @@ from typing import Any
 import yaml
 
 from optbuilder.folders import CONF
-from optbuilder.library import method_arguments, passes_sigmas
+from optbuilder.library import lists_sigmas, method_arguments, passes_sigmas, pipeline_source
 from optbuilder.technique import Context, Need, technique
 
 
@@ -45,7 +45,20 @@ def _sigmas(context: Context) -> str | None:
     flow_sigmas = context.options["config"].get("use_flow_sigmas", False)
     if passes_sigmas(pipeline, flow_sigmas) and takes and "sigmas" not in takes:
         return f"{pipeline} passes sigmas of its own, which {name} does not take. Use another scheduler"
+    if lists_sigmas(pipeline) and not name.startswith("FlowMatch"):
+        return f"{pipeline} passes its sigmas as a list, with which {name} cannot compute. Use scheduler=flow_euler"
     return None
+
+
+def _shifts(context: Context) -> str | None:
+    """DPM-Solver takes a pipeline's shift only where its config has dynamic shifting too."""
+    name, config = context.options["scheduler"], {**_current(context), **context.options["config"]}
+    if name != "DPMSolverMultistepScheduler" or config.get("use_dynamic_shifting"):
+        return None
+    if "mu=mu" not in pipeline_source(context.model.pipeline_class):
+        return None
+    why = "passes a shift that this scheduler takes only with dynamic shifting, which the model's own has not"
+    return f"{context.model.pipeline_class} {why}. Use scheduler=unipc_flow"
 
 
 def _known_config(context: Context) -> str | None:
@@ -76,6 +89,7 @@ def _is_the_models_own(context: Context) -> str | None:
         ),
         Need("", _known_config),
         Need("", _sigmas),
+        Need("", _shifts),
         Need("", _is_the_models_own),
     ),
 )
