@@ -36,7 +36,7 @@ def predicted_and_made(folder, sizes, batches, *words):
         plan, pipe, _ = built(folder, *shaped(sizes, batches, *words), EAGER)
         pipe.set_progress_bar_config(disable=True)
         for shape, number in each_shape(plan.run):
-            pipe(**arguments(shape, number, plan.call))
+            pipe(**arguments(pipe, shape, number, plan.call))
         return plan.graphs, graphs().graphs
 
 
