@@ -1,3 +1,9 @@
-from optbuilder.cli import main
+import sys
 
-main()
+try:
+    from optbuilder.cli import main
+
+    main()
+except KeyboardInterrupt:  # while it still imports
+    print("interrupted", file=sys.stderr)
+    sys.exit(130)

@@ -185,8 +185,9 @@ def described(pipe: Any) -> Model:
     libraries = {name: type(part).__module__.partition(".")[0] for name, part in parts.items()}
     classes = {name: type(part).__name__ for name, part in parts.items()}
     return Model(
-        "loaded", Path(str(pipe.config.get("_name_or_path") or ".")), type(pipe).__name__, classes, libraries, configs
-    )
+        "loaded", Path(str(pipe.config.get("_name_or_path") or ".")), type(pipe).__name__, classes, libraries, configs,
+        elsewhere=True,
+    )  # fmt: skip
 
 
 def _dtypes(pipe: Any) -> dict[str, str]:
@@ -214,6 +215,7 @@ def _composed(overrides: Any, choices: Mapping[str, str]) -> tuple[dict[str, Any
     import optbuilder.directories  # noqa: F401 - resolvers that the config names
     from optbuilder.grid import plain
     from optbuilder.overrides import explained, prepared
+    from optbuilder.permissions import require_permission
     from optbuilder.recipe import with_recipe
 
     words = prepared([*overrides, *(f"{key}={value}" for key, value in choices.items())], CONF)
@@ -222,4 +224,6 @@ def _composed(overrides: Any, choices: Mapping[str, str]) -> tuple[dict[str, Any
             composed = compose("config", overrides=words, return_hydra_config=True)
     except (HydraException, OmegaConfBaseException) as error:
         raise Refused(explained(error, CONF, words)) from None
-    return with_recipe(plain(composed), composed.hydra.runtime.choices, words)
+    config, chosen = with_recipe(plain(composed), composed.hydra.runtime.choices, words)
+    require_permission(config, words)
+    return config, chosen

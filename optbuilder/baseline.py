@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import json
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -12,6 +11,8 @@ from typing import Any
 
 from optbuilder.builder import Plan, Transform
 from optbuilder.compare import unfair
+from optbuilder.errors import Refused, failure
+from optbuilder.job import recorded
 from optbuilder.quality import below, compared
 from optbuilder.request import Image
 from optbuilder.runner import Result
@@ -72,8 +73,8 @@ def against_run(directory: Path, plan: Plan, result: Result, setup_s: float, her
     found = {"against": str(directory), **claimed(compared(images, reference), plan)}
     if _judged(plan):
         found["shapes"] = shapes_kept(images, reference)
-    metrics = json.loads((directory / "metrics.json").read_text())
-    found["unfair"] = list(unfair(metrics.get("environment", {}), here))
+    metrics = recorded(directory).metrics
+    found["unfair"] = list(unfair(metrics.get("environment") or {}, here))
     if "latency" in metrics and not found["unfair"]:
         calls = metrics["latency"]["call_s"]
         extra_s = setup_s - setup_seconds(metrics["phases"], metrics["phases"]["first_call_s"], calls["median"])
@@ -91,15 +92,21 @@ def _judged(plan: Plan) -> bool:
 
 
 def pictures(directory: Path) -> list[Image]:
-    """The pictures of a run directory, with the prompt and seed that each PNG carries."""
+    """The pictures of a run directory, with the prompt and seed that each PNG carries.
+
+    Raises `Refused` for one that is none, or carries none.
+    """
     import numpy as np
     from PIL import Image as Picture
 
     found = []
     for path in sorted((directory / "images").glob("[0-9]*.png")):
-        with Picture.open(path) as picture:
-            pixels = np.asarray(picture.convert("RGB"), dtype=np.float32) / 255
-            found.append(Image(pixels, picture.text["prompt"], int(picture.text["seed"])))
+        try:
+            with Picture.open(path, formats=["PNG"]) as picture:
+                pixels = np.asarray(picture.convert("RGB"), dtype=np.float32) / 255
+                found.append(Image(pixels, str(picture.text["prompt"]), int(picture.text["seed"])))
+        except (OSError, ValueError, SyntaxError, KeyError, AttributeError, Picture.DecompressionBombError) as error:
+            raise Refused(f"{str(path)!r}: it is no picture of a run ({failure(error)}). Remove it.") from None
     return found
 
 

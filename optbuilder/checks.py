@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from optbuilder.errors import nearest
 from optbuilder.graphs import LIMIT
@@ -11,6 +11,7 @@ from optbuilder.model import Model, expand
 from optbuilder.settings import ModelSettings
 from optbuilder.technique import PART_OF_LOADING, installed_version
 from optbuilder.track import TRACKERS
+from optbuilder.weights import faults
 
 if TYPE_CHECKING:
     from optbuilder.builder import Plan, Transform
@@ -21,7 +22,8 @@ _ARGUMENTS = ("negative_prompt", "guidance_scale", "height", "width", "num_frame
 
 def problems(plan: Plan, settings: ModelSettings) -> list[str]:
     """Why the plan cannot be carried out."""
-    return _unsafe(settings, plan.model) + _sizes(plan) + _call(plan) + _video(plan) + _early(plan) + _needs(plan)
+    found = _unsafe(settings, plan.model) + _not_whole(plan.model) + _sizes(plan) + _call(plan)
+    return found + _video(plan) + _early(plan) + _needs(plan)
 
 
 def warnings(plan: Plan) -> list[str]:
@@ -36,8 +38,10 @@ def warnings(plan: Plan) -> list[str]:
     return found
 
 
-def tracker(name: str | None) -> list[str]:
+def tracker(name: Any) -> list[str]:
     """Why figures cannot be sent to a tracker."""
+    if name is not None and not isinstance(name, str):
+        return [f"track={name!r}: it must be the name of a tracker. {nearest('', TRACKERS)}"]
     if name is None or (name in TRACKERS and installed_version(TRACKERS[name])):
         return []
     if name not in TRACKERS:
@@ -62,6 +66,11 @@ def _unsafe(settings: ModelSettings, model: Model) -> list[str]:
 def _only_pickled(model: Model, component: str) -> bool:
     folder = model.folder / component
     return any(folder.glob("*.bin")) and not any(folder.glob("*.safetensors"))
+
+
+def _not_whole(model: Model) -> list[str]:
+    """Components that are missing, and weights that were cut short, as an interrupted download leaves them."""
+    return [f"model.repo_id={model.repo_id!r}: {fault}. Download it again, or use another." for fault in faults(model)]
 
 
 def _sizes(plan: Plan) -> list[str]:

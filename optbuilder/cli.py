@@ -25,6 +25,7 @@ from optbuilder.isolation import isolated
 from optbuilder.job import Outcome, generate, refused
 from optbuilder.options import options
 from optbuilder.overrides import explained, group_of, prepared, translated
+from optbuilder.permissions import own_code_only, require_permission
 from optbuilder.recipe import with_recipe
 from optbuilder.record import plan_json
 from optbuilder.script import script
@@ -37,7 +38,6 @@ ACTIONS = ("generate", "plan", "options", "script", "search", "bundle")
 def main() -> None:
     """Run what the command line asks for. The exit code is 0 if every job did it, 2 for a mistake, 1 for a failure."""
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # Hydra raises, and the message is ours
-    sys.argv[1:] = prepared(sys.argv[1:], CONF)
     if {"-h", "--help"} & set(sys.argv[1:]):  # Hydra's own help reads every group several times and knows no summaries
         sys.exit(print(usage(CONF)))
     outcomes: list[Any] = []
@@ -46,7 +46,8 @@ def main() -> None:
         outcomes.append(act(cfg, HydraConfig.get()))
 
     task.outcomes = outcomes  # type: ignore[attr-defined] - a sweeper puts there how its jobs ended, wherever they ran
-    with translated(CONF):
+    with translated(CONF), own_code_only():
+        sys.argv[1:] = prepared(sys.argv[1:], CONF)
         hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")(task)()
     sys.exit(report(outcomes))
 
@@ -61,6 +62,7 @@ def act(cfg: DictConfig, hydra_config: DictConfig) -> Any:
         if cfg.action in ("generate", "search", "bundle") and config["machine"]:
             raise Refused("machine: a described machine has nothing to run on. Use action=plan or action=options.")
         config, choices = with_recipe(config, choices, hydra_config.overrides.task)
+        require_permission(config, hydra_config.overrides.task)
         if cfg.action == "generate":
             return run_job(config, choices, hydra_config)
         if cfg.action == "search":

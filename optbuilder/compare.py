@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-import json
+import statistics
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from rich.table import Table
+from rich.table import Column, Table
+from rich.text import Text
 
 from optbuilder.errors import Refused
+from optbuilder.job import read_record
 from optbuilder.noise import hush
+from optbuilder.record import completed
 from optbuilder.show import bytes_text, wide_console
 
 UNFAIR = ("cpu", "cores", "threads", "cpu_capability", "device", "device_name", "compute_capability", "cuda")
@@ -35,19 +38,19 @@ def main() -> None:
 def read(directory: Path) -> dict[str, Any]:
     """The plan and metrics of a run directory. Raises `Refused` where there are none."""
     try:
-        return {name: json.loads((directory / f"{name}.json").read_text()) for name in ("plan", "metrics")}
+        return dict(zip(("plan", "metrics"), read_record(directory), strict=True))
     except (OSError, ValueError) as error:
-        raise Refused(f"{str(directory)!r}: it is no run directory ({error}).") from None
+        raise Refused(f"{str(directory)!r}: it is no run directory ({error}). Use the folder of a run.") from None
 
 
 def show(one: Path, a: Mapping[str, Any], other: Path, b: Mapping[str, Any]) -> None:
     """The comparison on the terminal, and a contact sheet where both have pictures of the same prompts and seeds."""
     console = wide_console()
-    table = Table("", str(one), str(other), "")
+    table = Table("", Column(Text(str(one))), Column(Text(str(other))), "")
     for row in [*rows(a, b), *picture_rows(one, other)]:
-        table.add_row(*row)
+        table.add_row(*map(Text, row))
     console.print(table)
-    for line in unfair(a["metrics"].get("environment", {}), b["metrics"].get("environment", {})):
+    for line in unfair(a["metrics"]["environment"] or {}, b["metrics"]["environment"] or {}):
         console.print(f"not a fair comparison: {line}", style="yellow", markup=False)
     if sheet := contact_sheet(one, other):
         console.print(f"pictures (first, second, difference): {sheet}", markup=False)
@@ -86,8 +89,9 @@ def _effect(effect: Mapping[str, Any]) -> str:
 def _qualities(a: Mapping[str, Any], b: Mapping[str, Any]) -> Iterator[tuple[str, str, str, str]]:
     """How far each is from what it was compared with itself."""
     for name in ("psnr_min", "ssim_min", "max_difference"):
-        if name in a or name in b:
-            yield f"quality {name}", *(f"{float(q[name]):.4g}" if name in q else "" for q in (a, b)), ""
+        values = [q.get(name) for q in (a, b)]
+        if values != [None, None]:
+            yield f"quality {name}", *("" if v is None else f"{float(v):.4g}" for v in values), ""
 
 
 def picture_rows(one: Path, other: Path) -> Iterator[tuple[str, str, str, str]]:
@@ -109,17 +113,24 @@ def _figures(a: Mapping[str, Any], b: Mapping[str, Any]) -> Iterator[tuple[str, 
 
     for name in ("call_s", "text_encode_s", "denoise_s", "decode_s", "step_s"):
         left, right = a["latency"][name], b["latency"][name]
-        found = ratio(left["samples"], right["samples"]) if left and right and right["median"] else None
+        both = left and right and left["samples"] and right["samples"] and statistics.median(right["samples"])
+        found = ratio(left["samples"], right["samples"]) if both else None
         interval = f" ({found['interval'][0]:.2f} to {found['interval'][1]:.2f})" if found and found["interval"] else ""
         faster = f"{found['ratio']:.2f}x{interval}" if found else ""
-        yield f"latency {name}", *(f"{x['median']:.4f} (n={x['n']})" if x else "" for x in (left, right)), faster
+        counted = (f"{x['median']:.4f} (n={len(x['samples'])})" if x else "" for x in (left, right))
+        yield f"latency {name}", *counted, faster
     for phase in ("load", "warmup", "run"):
-        pair = [m["memory"]["phases"][phase]["rss_peak_bytes"] for m in (a, b)]
-        yield f"memory {phase}", *map(bytes_text, pair), f"{pair[1] / pair[0]:.2f}x"
-    sizes = [sum(sum(s.values()) for s in m["memory"]["weights_bytes"].values()) for m in (a, b)]
-    yield "weights", *map(bytes_text, sizes), f"{sizes[1] / sizes[0]:.2f}x"
+        pair = [m["memory"]["phases"][phase] for m in (a, b)]
+        if None not in pair:
+            yield _bytes_row(f"memory {phase}", *(memory["rss_peak_bytes"] for memory in pair))
+    yield _bytes_row("weights", *(sum(sum(s.values()) for s in m["memory"]["weights_bytes"].values()) for m in (a, b)))
     for name in ("load_s", "first_call_s", "first_image_s"):
-        yield f"phase {name}", *(f"{m['phases'][name]:.2f}" for m in (a, b)), ""
+        values = [m["phases"][name] for m in (a, b)]
+        yield f"phase {name}", *("" if v is None else f"{v:.2f}" for v in values), ""
+
+
+def _bytes_row(name: str, left: float, right: float) -> tuple[str, str, str, str]:
+    return name, bytes_text(left), bytes_text(right), f"{right / left:.2f}x" if left else ""
 
 
 def _asked(plan: Mapping[str, Any]) -> dict[str, Any]:
@@ -145,7 +156,7 @@ def unfair(a: Mapping[str, Any], b: Mapping[str, Any]) -> Iterator[str]:
     for key in UNFAIR:
         if a.get(key) != b.get(key):
             yield f"{key} is {a.get(key)!r} and {b.get(key)!r}"
-    left, right = a.get("versions", {}), b.get("versions", {})
+    left, right = a.get("versions") or {}, b.get("versions") or {}
     for name in sorted(left.keys() | right.keys()):
         if left.get(name) != right.get(name):
             yield f"{name} is {left.get(name)} and {right.get(name)}"
@@ -173,7 +184,8 @@ def contact_sheet(one: Path, other: Path) -> Path | None:
     widest = max(line.shape[1] for line in lines)
     lines = [np.pad(line, ((0, 0), (0, widest - line.shape[1]), (0, 0))) for line in lines]
     target = other / "compared.png"
-    Image.fromarray((np.concatenate(lines) * 255).round().astype("uint8")).save(target)
+    with completed(target) as file:
+        Image.fromarray((np.concatenate(lines) * 255).round().astype("uint8")).save(file, format="PNG")
     return target
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import secrets
+import shutil
 import sys
+from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -12,12 +14,19 @@ from typing import Any
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf
 
+from optbuilder.errors import failure
+from optbuilder.foreign import misfit, read_yaml
+from optbuilder.schema import OVERRIDES
+
 CHANGES_NOTHING = (
     "run.isolation",
     "run.timeout_s",
     "track",
     "sweep.retry",
 )  # overrides that leave every result as it is
+
+
+_CREATED: list[Path] = []
 
 
 class ExclusiveDirectory(Callback):
@@ -35,7 +44,7 @@ class ExclusiveDirectory(Callback):
         standing = Path(config.hydra.sweep.dir, "multirun.yaml")
         if not standing.is_file():
             create(config.hydra.sweep.dir)
-        elif asked(OmegaConf.load(standing).hydra) != asked(config.hydra):
+        elif not same_grid(standing, config.hydra.overrides.task):
             print(
                 f"{str(standing.parent)!r} holds another grid, which this one would write over. Choose another.",
                 file=sys.stderr,
@@ -43,19 +52,52 @@ class ExclusiveDirectory(Callback):
             sys.exit(2)
 
 
-def asked(hydra_config: DictConfig) -> set[str]:
-    """What a grid's command line asked for, but for what changes no result."""
-    return {word for word in hydra_config.overrides.task if word.lstrip("+").partition("=")[0] not in CHANGES_NOTHING}
+def same_grid(standing: Path, words: Sequence[str]) -> bool:
+    """Whether a grid's command line asks for what an earlier one left its words of, but for what changes no result."""
+    try:
+        return asked(words_of(standing)[0]) == asked(words)
+    except (OSError, ValueError):
+        return False
+
+
+def words_of(file: Path) -> tuple[list[str], list[str]]:
+    """The overrides that a YAML file of Hydra's tells of: the job's, and Hydra's own. Nothing in it is interpolated.
+
+    Raises `OSError` or `ValueError` where it tells of none.
+    """
+    found = read_yaml(file)
+    if wrong := misfit(found, OVERRIDES, file.name):
+        raise ValueError(wrong)
+    overrides = found["hydra"]["overrides"]
+    return [str(word) for word in overrides["task"]], [str(word) for word in overrides["hydra"]]
+
+
+def asked(words: Sequence[str]) -> set[str]:
+    """What of a command line can change a result."""
+    return {word for word in words if word.lstrip("+").partition("=")[0] not in CHANGES_NOTHING}
 
 
 def create(directory: str) -> None:
-    """Make a directory that was not there. Exits with 2 where it was: Hydra would write over what it holds."""
+    """Make a directory that was not there. Exits with 2 where it was, since Hydra would write over what it holds, and
+    where it cannot be made: of a callback's exceptions Hydra makes a warning, and goes on."""
     try:
         Path(directory).mkdir(parents=True)
     except FileExistsError:
         advice = "a run never writes into another's directory. Choose another"
         print(f"{directory!r} already exists, and {advice}.", file=sys.stderr)
         sys.exit(2)
+    except OSError as error:
+        print(failure(error), file=sys.stderr)
+        sys.exit(2)
+    _CREATED.append(Path(directory))
+
+
+def discard_unfinished() -> None:
+    """Remove Hydra's own files where it could not write all of them (a full disk); overrides.yaml is its last."""
+    for folder in [f for made in _CREATED for f in (made / ".hydra", *made.glob("*/.hydra")) if f.is_dir()]:
+        last = folder / "overrides.yaml"
+        if not last.is_file() or not last.stat().st_size:
+            shutil.rmtree(folder)
 
 
 def is_worker() -> bool:

@@ -9,6 +9,9 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+from omegaconf import OmegaConf
+from omegaconf.resolvers.oc import env
+
 from optbuilder import __version__
 from optbuilder.folders import PACKAGE
 from optbuilder.machine import Machine
@@ -26,7 +29,8 @@ PACKAGES = (
     "safetensors",
 )
 _MATTERS = re.compile(r"^(TORCH|PYTORCH|CUDA|NCCL|OMP|MKL|OPENBLAS|KMP|HF_|DIFFUSERS|TRITON|CXX|LD_PRELOAD)")
-_SECRET = re.compile(r"TOKEN|SECRET|PASSWORD|KEY", re.I)
+_SECRET = re.compile(r"TOKEN|SECRET|PASS|PWD|KEY|AUTH|CREDENTIAL|COOKIE|SIGNATURE|PRIVATE", re.I)
+_IN_URL = re.compile(r"(?<=://)[^/@\s]+(?=@)")
 
 
 def versions() -> dict[str, str | None]:
@@ -53,8 +57,30 @@ def environment(machine: Machine) -> dict[str, Any]:
         "device_memory_bytes": machine.memory_bytes,
         "cuda": torch.version.cuda,
         "gpu": gpu_state(machine),
-        "variables": {k: v for k, v in sorted(os.environ.items()) if _MATTERS.match(k) and not _SECRET.search(k)},
+        "variables": variables(),
     }
+
+
+def variables() -> dict[str, str]:
+    """The environment variables that matter to a figure, without those whose names say that they are secret, and
+    without names and passwords in addresses."""
+    named = {k: v for k, v in sorted(os.environ.items()) if _MATTERS.match(k) and not is_secret(k)}
+    return {name: _IN_URL.sub("***", value) for name, value in named.items()}
+
+
+def is_secret(variable: str) -> bool:
+    """Whether an environment variable's name says that its value is not for others."""
+    return _SECRET.search(variable) is not None
+
+
+def interpolated(variable: str, *default: str | None) -> Any:
+    """What `${oc.env:NAME}` in a config stands for. A config is recorded, so that a secret is refused."""
+    if is_secret(variable):
+        raise ValueError(f"{variable} may be a secret, and a config is recorded")
+    return env(variable, *default)
+
+
+OmegaConf.register_new_resolver("oc.env", interpolated, replace=True)
 
 
 def git_state(folder: Path) -> dict[str, Any] | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterable
 from difflib import get_close_matches
 
@@ -20,6 +21,34 @@ class NoEffect(Exception):
 
 class UnexpectedHooks(Exception):
     """A technique that put hooks on the pipeline although it is not there for that: an offload, for one."""
+
+
+def failure(error: BaseException) -> str:
+    """An exception of a library or of the system in one line, with what to do about it where that is known.
+
+    >>> failure(MemoryError("no room"))[:40]
+    'MemoryError: no room. Use precision=bf16'
+    """
+    said = f"{type(error).__name__}: {' '.join(str(error).split())[:1000]}"
+    advice = _advice(error)
+    return f"{said.rstrip('. ')}. {advice}" if advice else said
+
+
+def _advice(error: BaseException) -> str:
+    number = error.errno if isinstance(error, OSError) else None
+    if number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        return "Free some space, or write elsewhere: hydra.run.dir=<folder>, and hydra.sweep.dir for a grid."
+    if number is not None:
+        return "Choose a folder that can be written to: hydra.run.dir=<folder>, and hydra.sweep.dir for a grid."
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError" or _ALLOCATOR in str(error):
+        return (
+            "Use precision=bf16, quant=int8_weight_only, vae=tiling or offload=model, or less at once: "
+            "run.height, run.width, run.images_per_prompt, run.batch_size."
+        )
+    return ""
+
+
+_ALLOCATOR = "can't allocate memory"  # what torch says of a CPU, as a plain RuntimeError
 
 
 def nearest(word: str, known: Iterable[str]) -> str:

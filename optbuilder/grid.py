@@ -16,6 +16,7 @@ from optbuilder.builder import Plan, resolve
 from optbuilder.errors import Refused
 from optbuilder.folders import CONF
 from optbuilder.overrides import explained, group_of
+from optbuilder.permissions import require_permission
 from optbuilder.recipe import with_recipe
 from optbuilder.record import job_key, plan_key
 
@@ -51,6 +52,7 @@ def planned(name: str, words: list[str], compose: Compose) -> Cell:
     try:
         composed = compose(words)
         cell.config, cell.choices = with_recipe(plain(composed), composed.hydra.runtime.choices, words)
+        require_permission(cell.config, words)
         cell.plan = resolve(cell.config, cell.choices)
         cell.reasons = cell.plan.refusals
     except Refused as refused:

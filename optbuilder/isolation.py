@@ -8,10 +8,14 @@ import multiprocessing
 import os
 import signal
 import tempfile
+import threading
 from collections.abc import Mapping
+from contextlib import suppress
+from multiprocessing import connection
 from pathlib import Path
 from typing import Any
 
+import psutil
 from filelock import FileLock
 
 from optbuilder.builder import resolve
@@ -40,10 +44,11 @@ def isolated(
             process.join(plan.run.timeout_s)
             reason = _why_it_ended(process.exitcode, plan.run.timeout_s)
         finally:
-            process.kill()
+            end(process.pid)
             process.join()
-    if reason is None:
+    if reason is None and (directory / "metrics.json").is_file():
         return recorded(directory)
+    reason = reason or f"the job's process could not write its record to {str(directory)!r}: is the disk full?"
     return failed(config, directory, plan_json(plan, job_key(config)), reason)
 
 
@@ -66,9 +71,27 @@ def _context() -> Any:
     return context
 
 
+def end(pid: int) -> None:
+    """Kill a process with all that it started: a compiler that hangs would stay."""
+    with suppress(psutil.NoSuchProcess):
+        process = psutil.Process(pid)
+        for each in (*process.children(recursive=True), process):
+            with suppress(psutil.NoSuchProcess):
+                each.kill()
+
+
+def _end_with_parent() -> None:
+    """Wait for the end of the process that started this job, and end too: nobody waits for the result, and the next
+    start of the grid runs the job again."""
+    connection.wait([multiprocessing.parent_process().sentinel])  # type: ignore[union-attr]
+    end(os.getpid())
+
+
 def _job(
     config: Mapping[str, Any], choices: Mapping[str, str], directory: Path, log_settings: Mapping[str, Any]
 ) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent too, which ends this job
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     logging.config.dictConfig(dict(log_settings))
     generate(config, choices, directory, bars=False)
 

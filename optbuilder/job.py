@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import gc
-import json
 import logging
 import sys
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,12 +17,14 @@ import psutil
 from optbuilder.builder import Plan, resolve
 from optbuilder.effects import Effect, apply
 from optbuilder.environment import environment
-from optbuilder.errors import NoEffect, Refused, UnexpectedHooks
+from optbuilder.errors import NoEffect, Refused, UnexpectedHooks, failure
+from optbuilder.foreign import filled, misfit, read_json
 from optbuilder.measure import Memory
 from optbuilder.noise import hush, to_run_log
 from optbuilder.record import SCHEMA_VERSION, job_key, plan_json, write_images, write_json, write_videos
 from optbuilder.request import Image
 from optbuilder.runner import Result
+from optbuilder.schema import MEASURED, MEASURED_PLAN, UNMEASURED, UNMEASURED_PLAN
 from optbuilder.script import write_script
 from optbuilder.track import send
 from optbuilder.video import FPS
@@ -78,7 +80,7 @@ def generate(
         raise
     except Exception as error:  # whatever a library raises is this job's result, not the end of a sweep
         log.info("the job failed", exc_info=True)  # run.log has the traceback, the terminal one line
-        outcome.reasons = [f"{type(error).__name__}: {' '.join(str(error).split())[:1000]}"]
+        outcome.reasons = [failure(error)]
     finally:
         outcome.metrics = {**_head(config, outcome), **outcome.metrics}
         if record:
@@ -89,14 +91,28 @@ def generate(
 
 
 def record_job(outcome: Outcome) -> None:
-    """Write the run directory. metrics.json comes last: where it is, the rest is complete."""
+    """Write the run directory. metrics.json comes last: where it is, the rest is complete.
+
+    Where that cannot be written (a full disk), the job has failed, and the short record of that is tried.
+    """
+    try:
+        _write(outcome)
+    except OSError as error:
+        outcome.status, outcome.reasons, outcome.pictures = "failed", [failure(error)], []
+        head = {key: value for key, value in outcome.metrics.items() if key in ("schema_version", "job_key")}
+        outcome.metrics = {**head, "status": "failed", "reasons": outcome.reasons}
+        with suppress(OSError):  # then nothing can be left, and the terminal alone tells
+            write_json(outcome.directory / "metrics.json", outcome.metrics)
+
+
+def _write(outcome: Outcome) -> None:
+    write_json(outcome.directory / "plan.json", outcome.plan)
     if outcome.pictures:
         key, fps = outcome.plan["job_key"], outcome.plan["run"]["fps"] or FPS
         outcome.metrics["images"] = write_images(outcome.directory, outcome.pictures, key)
         if outcome.pictures[0].pixels.ndim == 4:
             outcome.metrics["videos"] = write_videos(outcome.directory, outcome.pictures, fps, key)
         outcome.pictures = []  # a grid keeps its outcomes to the end
-    write_json(outcome.directory / "plan.json", outcome.plan)
     write_json(outcome.directory / "metrics.json", outcome.metrics)
 
 
@@ -110,9 +126,25 @@ def refused(directory: Path, reasons: list[str], *, record: bool = False) -> Out
 
 
 def recorded(directory: Path) -> Outcome:
-    """The outcome that a run directory tells of."""
-    plan, metrics = (json.loads((directory / f"{name}.json").read_text()) for name in ("plan", "metrics"))
+    """The outcome that a run directory tells of; `unreadable`, with the reason, where its record is none."""
+    try:
+        plan, metrics = read_record(directory)
+    except (OSError, ValueError) as error:
+        return Outcome("unreadable", directory, [f"its record cannot be read: {error}."])
     return Outcome(metrics["status"], directory, metrics["reasons"], metrics, plan)
+
+
+def read_record(directory: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """plan.json and metrics.json of a run directory, with null for what may be missing.
+
+    Raises `OSError` or `ValueError` where they are not there, or not what a run leaves.
+    """
+    plan, metrics = (read_json(directory / f"{name}.json") for name in ("plan", "metrics"))
+    measured = isinstance(metrics, dict) and "latency" in metrics
+    of_plan, of_metrics = (MEASURED_PLAN, MEASURED) if measured else (UNMEASURED_PLAN, UNMEASURED)
+    if wrong := misfit(plan, of_plan, "plan.json") or misfit(metrics, of_metrics, "metrics.json"):
+        raise ValueError(wrong)
+    return {k: v for k, v in filled(plan, of_plan).items() if v is not None}, filled(metrics, of_metrics)
 
 
 def failed(config: Mapping[str, Any], directory: Path, plan: dict[str, Any], reason: str) -> Outcome:

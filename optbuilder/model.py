@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
 from optbuilder.errors import Refused, nearest
 from optbuilder.folders import FAMILIES, inside_package
+from optbuilder.foreign import misfit, read_json, text
 from optbuilder.library import ClassFacts, class_facts
+from optbuilder.schema import CONFIG
+
+_AGAIN = "Download it again, or use another."
 
 
 @dataclass(frozen=True)
@@ -27,6 +30,7 @@ class Model:
     components: Mapping[str, str]
     libraries: Mapping[str, str]
     configs: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    elsewhere: bool = False  # the weights are not in `folder`: the Hub has them, or they are loaded already
     weights: str = "pretrained"
     scale: str = "full"
     prompts: Mapping[str, Any] = field(default_factory=dict)
@@ -68,33 +72,40 @@ def expand(names: Iterable[str], components: Mapping[str, Any]) -> list[str]:
 
 def describe(repo_id: str, *, revision: str | None = None) -> Model:
     """Read the facts of a diffusers folder or Hub repository. Raises `Refused` where there is none."""
-    folder = locate(repo_id, revision)
+    folder, on_hub = locate(repo_id, revision)
     index = _read(folder / "model_index.json", repo_id)
-    parts = {k: v for k, v in index.items() if not k.startswith("_") and isinstance(v, list) and v[1]}
+    parts = {k: v for k, v in index.items() if not k.startswith("_") and isinstance(v, list) and v[1:] != [None]}
+    name = index.get("_class_name", "DiffusionPipeline")
+    name = name[-1] if isinstance(name, list) and name else name  # a pipeline of one's own is [file, class]
+    if odd := [k for k, v in parts.items() if not k.isidentifier() or not _is_class(v)] or (
+        [] if text(name) else [name]
+    ):
+        raise Refused(f"model.repo_id={repo_id!r}: model_index.json names no class for {odd[0]!r}. {_AGAIN}")
     files = {
         n: f for n in parts for f in (folder / n / "config.json", folder / n / "scheduler_config.json") if f.exists()
     }
-    name = index.get("_class_name", "DiffusionPipeline")
-    return Model(
-        repo_id,
-        folder,
-        name if isinstance(name, str) else name[1],  # a pipeline of one's own is [file, class]
-        {n: part[1] for n, part in parts.items()},
-        {n: part[0] for n, part in parts.items()},
-        {n: _read(file, repo_id) for n, file in files.items()},
-    )
+    configs = {n: _read(file, repo_id) for n, file in files.items()}
+    if wrong := next((problem for n, c in configs.items() if (problem := misfit(c, CONFIG, n))), None):
+        raise Refused(f"model.repo_id={repo_id!r}: {wrong}, in its config.json. {_AGAIN}")
+    classes, libraries = ({n: part[i] for n, part in parts.items()} for i in (1, 0))
+    return Model(repo_id, folder, name, classes, libraries, configs, on_hub)
 
 
-def locate(repo_id: str, revision: str | None = None) -> Path:
-    """The folder of a model: inside this package (`package:...`), local, the facts of a known family, or the Hub's JSON
-    files in the local cache."""
+def _is_class(value: list[Any]) -> bool:
+    """Whether it is [library, class]; the library may be a Python file's name."""
+    return len(value) == 2 and all(isinstance(v, str) and v.replace(".", "_").isidentifier() for v in value)
+
+
+def locate(repo_id: str, revision: str | None = None) -> tuple[Path, bool]:
+    """The folder of a model: inside this package (`package:...`), local, the facts of a known family, or in the local
+    cache of the Hub; and whether what else is needed is on the Hub. Where it does not answer, the cache has to do."""
     if inside := inside_package(repo_id):
-        return inside
+        return inside, False
     folder = Path(repo_id).expanduser()
     if folder.is_dir():
-        return folder
+        return folder, False
     if revision is None and repo_id in families():
-        return families()[repo_id]
+        return families()[repo_id], True
     if repo_id.count("/") != 1 or repo_id.startswith((".", "/", "~")):
         raise Refused(
             f"model.repo_id={repo_id!r}: there is no such folder, and a Hub id has the form owner/name.{_alike(folder)}"
@@ -106,20 +117,40 @@ def locate(repo_id: str, revision: str | None = None) -> Path:
 def families() -> dict[str, Path]:
     """The Hub ids whose published architecture comes along, so that a plan needs no network."""
     indexes = sorted(FAMILIES.glob("*/model_index.json"))
-    return {json.loads(index.read_text(encoding="utf-8"))["_name_or_path"]: index.parent for index in indexes}
+    return {read_json(index)["_name_or_path"]: index.parent for index in indexes}
 
 
-def _from_hub(repo_id: str, revision: str | None) -> Path:
-    from huggingface_hub import snapshot_download
+def _from_hub(repo_id: str, revision: str | None) -> tuple[Path, bool]:
+    from huggingface_hub import constants, snapshot_download
 
+    there = not constants.HF_HUB_OFFLINE and answers(constants.ENDPOINT)
     try:
-        return Path(snapshot_download(repo_id, revision=revision, allow_patterns=["*.json", "*/*.json"]))
+        files = ["*.json", "*/*.json"]
+        folder = snapshot_download(repo_id, revision=revision, allow_patterns=files, local_files_only=not there)
+        return Path(folder), there
     except Exception as error:  # the Hub's client raises many kinds; each means the same to the user
-        reason = str(error).strip().splitlines()[0].rstrip(".")
+        silent = f"{constants.ENDPOINT} does not answer, and it is not in the local cache"
+        reason = str(error).strip().splitlines()[0].rstrip(".") if there else silent
         raise Refused(
             f"model.repo_id={repo_id!r}: no such folder here, and the Hub gave nothing ({reason}). "
             "Use a local diffusers folder, or download it first with `hf download`."
         ) from error
+
+
+@lru_cache
+def answers(address: str) -> bool:
+    """Whether a server says anything within 5 seconds. The Hub's own client tries for minutes."""
+    from http.client import HTTPException
+    from urllib.error import HTTPError
+    from urllib.request import Request, urlopen
+
+    try:
+        urlopen(Request(address, method="HEAD"), timeout=5).close()
+    except HTTPError:
+        return True  # an answer, if not the one that was hoped for
+    except (OSError, HTTPException):
+        return False
+    return True
 
 
 def _alike(folder: Path) -> str:
@@ -129,13 +160,15 @@ def _alike(folder: Path) -> str:
 
 def _read(path: Path, repo_id: str) -> dict[str, Any]:
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = read_json(path)
         if not isinstance(found, dict):
             raise ValueError("an object is expected")
         return found
     except FileNotFoundError:
         raise Refused(
-            f"model.repo_id={repo_id!r}: there is no {path.name} in it, so it is no diffusers folder."
+            f"model.repo_id={repo_id!r}: there is no {path.name} in it, so it is no diffusers folder. "
+            "Use a folder with model_index.json, as save_pretrained writes it."
         ) from None
-    except ValueError as error:
-        raise Refused(f"model.repo_id={repo_id!r}: {path.name} is not valid JSON ({error}).") from None
+    except (OSError, ValueError) as error:
+        where = path.name if path.name == "model_index.json" else f"{path.parent.name}/{path.name}"
+        raise Refused(f"model.repo_id={repo_id!r}: {where} is not valid JSON ({error}). {_AGAIN}") from None

@@ -23,6 +23,7 @@ _SAYS_NOTHING = {
 
 def hush() -> None:
     """Filter these messages out; call it before torch and diffusers are imported. Everything else stays."""
+    logging.raiseExceptions = False  # a log that cannot be written, on a full disk, draws no tracebacks
     os.environ.setdefault("CACHE_DIT_LOG_LEVEL", "warning")  # it tells every block that it wraps
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler announces its start and stop on stderr
     for name, fragments in _SAYS_NOTHING.items():

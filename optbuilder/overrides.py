@@ -15,7 +15,8 @@ from hydra.errors import ConfigCompositionException, HydraException, MissingConf
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import InterpolationResolutionError, MissingMandatoryValue, OmegaConfBaseException
 
-from optbuilder.errors import Refused, nearest
+from optbuilder.directories import discard_unfinished
+from optbuilder.errors import Refused, failure, nearest
 
 TEXTS = ("run.prompts", "run.prompts_file", "run.negative_prompt", "model.repo_id")
 
@@ -26,7 +27,11 @@ def prepared(argv: Sequence[str], conf: Path) -> list[str]:
     A bare text (`run.prompts=it's a cat, on a mat`) gets quotes, so that any text works; lists, quoted values and null
     stay as they are. In a multirun a comma separates jobs, so that nothing is quoted; there, an option of a swept group
     (`quant=none,int8_dynamic quant.min_parameters=0`) is forced (`++`), since Hydra checks it against the default.
+    `-m` may stand anywhere; Hydra takes it only before or after all overrides.
     """
+    if broken := [word for word in argv if any("\ud800" <= character <= "\udfff" for character in word)]:
+        raise Refused(f"{broken[0].encode(errors='surrogateescape')!r}: it is no UTF-8 text. Write it in UTF-8.")
+    argv = sorted(argv, key=lambda word: word not in ("-m", "--multirun"))
     keys = [word.partition("=")[0] for word in argv]
     if not {"-m", "--multirun"} & set(argv):
         return [_quote(word) if key.lstrip("+") in TEXTS else word for key, word in zip(keys, argv, strict=True)]
@@ -55,24 +60,37 @@ def _quote(word: str) -> str:
 
 @contextmanager
 def translated(conf: Path) -> Iterator[None]:
-    """Turn a mistake on the command line into one line on stderr and exit code 2, an interruption into 130."""
+    """Turn a mistake on the command line into one line on stderr and exit code 2, a directory that cannot be written to
+    into 1, an interruption into 130."""
     try:
         yield
-    except (HydraException, OmegaConfBaseException) as error:
-        message = explained(error, conf, sys.argv[1:])
-    except Refused as refused:
-        message = str(refused)
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        sys.exit(130)
-    except ValueError as error:  # what Hydra raises for `quant=null`
-        if "Config group override" not in str(error):
+    except BaseException as error:
+        message, code = ("interrupted", 130) if _interrupted(error) else (_mistake(error, conf), 2)
+        if message is None and isinstance(error, OSError):  # not a job's, which records its own: Hydra's, or a grid's
+            discard_unfinished()
+            message, code = failure(error), 1
+        if message is None:
             raise
-        message = _no_option_name(conf, sys.argv[1:])
-    else:
-        return
-    print(message, file=sys.stderr)
-    sys.exit(2)
+        print(message, file=sys.stderr)
+        sys.exit(code)
+
+
+def _interrupted(error: BaseException | None) -> bool:
+    """Whether Ctrl-C is behind an error: what cleans up after it may raise one of its own."""
+    while error is not None and not isinstance(error, KeyboardInterrupt):
+        error = error.__context__
+    return error is not None
+
+
+def _mistake(error: BaseException, conf: Path) -> str | None:
+    """What was wrong with the command line; None where it was something else."""
+    if isinstance(error, Refused):
+        return str(error)
+    if isinstance(error, (HydraException, OmegaConfBaseException)):
+        return explained(error, conf, sys.argv[1:])
+    if isinstance(error, ValueError) and "Config group override" in str(error):  # what Hydra raises for `quant=null`
+        return _no_option_name(conf, sys.argv[1:])
+    return None
 
 
 def explained(error: Exception, conf: Path, argv: Sequence[str]) -> str:

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from optbuilder.errors import Refused
-from optbuilder.folders import FAMILIES
 from optbuilder.model import Model
 from optbuilder.quantization import gguf_component, pipeline_quantization
 from optbuilder.random_weights import random_pipeline
@@ -26,8 +25,10 @@ def load(model: Model, arguments: Mapping[str, Any], device: str = "cpu") -> Any
     try:
         return from_pretrained(source(model), arguments).to(device)
     except (OSError, ValueError) as error:
-        reason = " ".join(str(error).split())
-        raise Refused(f"model.repo_id={model.repo_id!r}: it cannot be loaded: {reason}") from error
+        reason = " ".join(str(error).split()).rstrip(".")
+        raise Refused(
+            f"model.repo_id={model.repo_id!r}: it cannot be loaded: {reason}. Download it again, or use another."
+        ) from error
     finally:
         torch.set_default_dtype(default)  # a load that fails leaves the dtype it was loading
 
@@ -49,7 +50,4 @@ def from_pretrained(source: str, arguments: Mapping[str, Any]) -> Any:
 
 def source(model: Model) -> str:
     """The folder, or the Hub id where only the JSON files are at hand."""
-    if FAMILIES in model.folder.parents:
-        return model.repo_id
-    fetched = "snapshots" in model.folder.parts and not model.repo_id.startswith(("package:", "/", ".", "~"))
-    return model.repo_id if fetched else str(model.folder)
+    return model.repo_id if model.elsewhere else str(model.folder)

@@ -1,9 +1,12 @@
 """What the server that jobs are started from imports, once: a job then begins in a moment. No thread may start here."""
 
 import gc
+import os
+import signal
 
 import optbuilder.noise
 
+signal.signal(signal.SIGINT, lambda *_: os._exit(130))  # Ctrl-C reaches the parent too, which says so
 optbuilder.noise.hush()
 
 import diffusers  # noqa: E402

@@ -10,6 +10,7 @@ import yaml
 
 from optbuilder.builder import Plan
 from optbuilder.errors import Refused
+from optbuilder.foreign import misfit, read_yaml, whatever
 from optbuilder.overrides import group_of
 from optbuilder.record import completed
 
@@ -54,11 +55,13 @@ def with_recipe(
 
 def _read(file: str, stages: Mapping[str, str]) -> dict[str, dict[str, Any]]:
     try:
-        found = yaml.safe_load(Path(file).expanduser().read_text(encoding="utf-8"))["stages"]
-        wrong = [stage for stage, node in found.items() if stage not in stages or not isinstance(node, dict)]
-    except (OSError, UnicodeDecodeError, yaml.YAMLError, KeyError, TypeError, AttributeError) as error:
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise Refused(f"recipe={file!r}: it is no recipe ({reason}). Use the recipe.yaml of a search.") from None
+        found = read_yaml(Path(file).expanduser())
+        if problem := misfit(found, {"stages": {"*": {"*": whatever}}}, "it"):
+            raise ValueError(problem)
+    except (OSError, ValueError) as error:
+        raise Refused(f"recipe={file!r}: it is no recipe ({error}). Use the recipe.yaml of a search.") from None
+    found = found["stages"]
+    wrong = [stage for stage, node in found.items() if stage not in stages or not isinstance(node, dict)]
     if wrong:
         raise Refused(f"recipe={file!r}: {wrong[0]!r} is no stage with options. Use the recipe.yaml of a search.")
     return found

@@ -25,7 +25,7 @@ _VOLATILE_RUN = ("isolation", "timeout_s", "profile", "compare", "compile_floor"
 @contextmanager
 def completed(path: Path) -> Iterator[Path]:
     """A temporary name beside `path` to write to, renamed once all is written: the file is complete or not there."""
-    temporary = path.with_name(f".{os.getpid()}-{path.name}")  # writers know a format by the end of the name
+    temporary = path.with_name(f".{os.getpid()}.{path.name}")  # writers know a format by the end of the name
     try:
         yield temporary
         temporary.replace(path)

@@ -13,6 +13,7 @@ from optbuilder.counters import Counts, attention_kernels
 from optbuilder.energy import joules, used
 from optbuilder.machine import Machine
 from optbuilder.measure import Call, Memory, peak_memory, timed_call
+from optbuilder.record import completed
 from optbuilder.request import Image, Shape, arguments, call_shape, calls, each_shape, images_of, invalid, remembered
 from optbuilder.samples import width
 from optbuilder.settings import Run
@@ -97,7 +98,8 @@ def profiled(pipe: Any, settings: Run, call: Mapping[str, Any], directory: Path)
     reset_caches(pipe)
     with profile(activities=kinds, record_shapes=True) as profiler:
         pipe(**arguments(pipe, *calls(settings)[0], call))
-    profiler.export_chrome_trace(str(directory / "trace.json.gz"))
+    with completed(directory / "trace.json.gz") as file:
+        profiler.export_chrome_trace(str(file))
     own = "self_cuda_time_total" if len(kinds) > 1 else "self_cpu_time_total"
     return profiler.key_averages().table(sort_by=own, row_limit=15, max_name_column_width=60)
 

@@ -7,10 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from optbuilder.errors import Refused
 from optbuilder.folders import inside_package
+from optbuilder.foreign import read_yaml
 from optbuilder.typed import conform
 
 
@@ -184,13 +183,12 @@ def _prompts(prompts: Any, file: str | None, defaults: Any) -> list[str]:
 def read_prompts(path: Path) -> list[str]:
     """Prompts from a file: a YAML list (`.yaml`, `.yml`), or one per line but empty ones. Nothing is interpolated."""
     try:
-        text = path.read_text(encoding="utf-8")
         prompts = (
-            yaml.safe_load(text)
+            read_yaml(path)
             if path.suffix in (".yaml", ".yml")
-            else [line for line in text.splitlines() if line.strip()]
+            else [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
         )
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+    except (OSError, ValueError) as error:
         reason = str(error).splitlines()[0]
         raise Refused(f"run.prompts_file={str(path)!r}: {reason}. Give a text file with one prompt per line.") from None
     if not isinstance(prompts, list) or not prompts:

@@ -133,7 +133,7 @@ def _quality(quality: Mapping[str, Any] | None) -> list[tuple[str, str]]:
     if quality is None:
         return []
     found = [("quality", f"nothing to tell: random weights, compared with {quality['against']}")]
-    if "psnr_min" in quality:
+    if quality.get("psnr_min") is not None:
         psnr = "the same pictures" if quality["psnr_min"] == "inf" else f"PSNR {float(quality['psnr_min']):.1f} dB"
         found = [("quality", f"{psnr}, SSIM {quality['ssim_min']:.4f} at worst, against {quality['against']}")]
     if quality.get("below_floor") and quality["lossless_declared"]:
@@ -180,7 +180,7 @@ def sweep_table(outcomes: Mapping[str, Any], caption: str = "") -> Table:
     table = Table("job", "status", techniques, "latency s", "speed-up", "peak memory", "PSNR dB", caption=caption)
     for name, outcome in outcomes.items():
         status = Text(outcome.status, style=_STYLES.get(outcome.status, "bold red"))
-        table.add_row(name, status, _techniques(outcome), *_row(outcome.metrics))
+        table.add_row(Text(name), status, Text(_techniques(outcome)), *_row(outcome.metrics))
     return table
 
 
@@ -201,14 +201,14 @@ def _techniques(outcome: Any) -> str:
 def _row(metrics: Mapping[str, Any]) -> list[str]:
     if "latency" not in metrics:
         return [""] * 4
-    quality = metrics["quality"] or {}
+    quality = metrics.get("quality") or {}
     speed = quality.get("speed") or {}
     low, high = speed.get("interval") or ("", "")
     return [
         f"{metrics['latency']['call_s']['median']:.3f}",
         f"{speed['speedup']:.2f}x" + (f" ({low:.2f} to {high:.2f})" if low else "") if speed else "",
         bytes_text(peak_bytes(metrics)),
-        f"{float(quality['psnr_min']):.1f}" if "psnr_min" in quality else "",
+        "" if quality.get("psnr_min") is None else f"{float(quality['psnr_min']):.1f}",
     ]
 
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+from filelock import FileLock, Timeout
 
 from optbuilder.errors import Refused
 from optbuilder.grid import Cell, Compose, baselines, cells, in_order
@@ -29,6 +32,26 @@ def sweep(
 
     Raises `Refused` where the directory holds results of another config or of other versions.
     """
+    with alone_in(directory):
+        return _sweep(grid, settings, compose, launch, directory)
+
+
+@contextmanager
+def alone_in(directory: Path) -> Iterator[None]:
+    """Hold the grid's directory: of two starts that go on in it at once, each would run the other's jobs too."""
+    try:
+        with FileLock(directory / ".lock", blocking=False):
+            yield
+    except Timeout:
+        raise Refused(
+            f"{str(directory)!r}: another start of this grid is at work there. "
+            "Wait for it, or use another hydra.sweep.dir."
+        ) from None
+
+
+def _sweep(
+    grid: Sequence[list[str]], settings: SweepSettings, compose: Compose, launch: Callable[..., Any], directory: Path
+) -> list[Outcome]:
     found = cells(grid, settings.ladder, compose)
     references = baselines(found, compose) if settings.baseline else []
     everything = [*found, *(cell for cell in references if cell not in found)]
@@ -46,17 +69,17 @@ def sweep(
                 if batch:
                     launch([launched(cell, directory) for cell in batch], initial_job_idx=0)
     finally:
-        write_results(directory)
-        write_report([directory], directory / "report.html")
+        if any(directory.glob("*/metrics.json")):  # none yet, if the first job was interrupted
+            write_results(directory)
+            write_report([directory], directory / "report.html")
     return list(jobs(directory).values())
 
 
 def stands(cell: Cell, directory: Path, retry: str) -> bool:
     """Whether an earlier start of this grid has left a result of the cell that is to be kept."""
     folder = directory / cell.name
-    if not (folder / "metrics.json").is_file():
+    if not (folder / "metrics.json").is_file() or (earlier := recorded(folder)).status == "unreadable":
         return False
-    earlier = recorded(folder)
     if cell.config and earlier.metrics.get("job_key") != cell.job_key:
         raise Refused(
             f"{str(folder)!r} holds another job (its config or versions differ). Use another hydra.sweep.dir."

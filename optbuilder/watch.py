@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
@@ -41,7 +41,11 @@ def announce(everything: Sequence[Cell], standing: Collection[str], todo: Sequen
 def watched(todo: Sequence[Cell], directory: Path) -> Iterator[None]:
     """Show every job as it ends, whichever process or machine it runs on: the record that it leaves tells."""
     stop = threading.Event()
-    thread = threading.Thread(target=_watch, args=(todo, directory, stop), daemon=True)
+    paths = {cell.name: directory / cell.name / "metrics.json" for cell in todo}
+    earlier = {
+        name: _written(path) for name, path in paths.items()
+    }  # of an earlier start, which stays until it is over
+    thread = threading.Thread(target=_watch, args=(paths, earlier, stop), daemon=True)
     thread.start()
     try:
         yield
@@ -50,31 +54,32 @@ def watched(todo: Sequence[Cell], directory: Path) -> Iterator[None]:
         thread.join()
 
 
-def _watch(todo: Sequence[Cell], directory: Path, stop: threading.Event) -> None:
-    console, start, ended = wide_console(), time.time(), dict[str, Outcome]()
-    live = Live(console=console, auto_refresh=False, transient=True) if sys.stdout.isatty() and todo else None
+def _watch(paths: Mapping[str, Path], earlier: Mapping[str, int], stop: threading.Event) -> None:
+    console, start, ended = wide_console(), time.monotonic(), dict[str, Outcome]()
+    live = Live(console=console, auto_refresh=False, transient=True) if sys.stdout.isatty() and paths else None
     with live or nullcontext():
         over = False
         while not over:
             over = stop.wait(EVERY_S)
-            new = _new(todo, directory, ended, start)
+            left = {name: path for name, path in paths.items() if name not in ended}
+            new = {n: recorded(p.parent) for n, p in left.items() if _written(p) not in (0, earlier[n])}
             ended |= new
-            left = f"{len(ended)} of {len(todo)}{_left(start, ended, todo)}"
+            said = f"{len(ended)} of {len(paths)}{_left(start, len(ended), len(paths))}"
             if live is not None:
                 shown = list(ended.items())[-max(1, console.height - 8) :]
-                live.update(sweep_table(dict(shown), left), refresh=bool(new) or not ended)
+                live.update(sweep_table(dict(shown), said), refresh=bool(new) or not ended)
             for name, outcome in new.items() if live is None else ():
-                console.print(f"{sweep_line(name, outcome)} ({left})", markup=False)
+                console.print(f"{sweep_line(name, outcome)} ({said})", markup=False)
 
 
-def _new(todo: Sequence[Cell], directory: Path, ended: Collection[str], start: float) -> dict[str, Outcome]:
-    paths = {cell.name: directory / cell.name / "metrics.json" for cell in todo if cell.name not in ended}
-    return {n: recorded(p.parent) for n, p in paths.items() if p.is_file() and p.stat().st_mtime >= start - 1}
+def _written(path: Path) -> int:
+    """When the file was written, to tell it from an earlier one (whatever the clock says); 0 where there is none."""
+    return path.stat().st_mtime_ns if path.is_file() else 0
 
 
-def _left(start: float, ended: Collection[str], todo: Sequence[Cell]) -> str:
+def _left(start: float, ended: int, everything: int) -> str:
     """An estimate, as soon as there is something to estimate from."""
-    if not ended or len(ended) == len(todo):
+    if ended in (0, everything):
         return ""
-    seconds = (time.time() - start) / len(ended) * (len(todo) - len(ended))
+    seconds = (time.monotonic() - start) / ended * (everything - ended)
     return f", about {seconds / 60:.0f} min left" if seconds > 90 else f", about {seconds:.0f} s left"

@@ -77,7 +77,7 @@ class Cell:
         """The worst picture's PSNR against the baseline in dB; infinite for equal pictures, None if not compared, or
         where random weights drew them."""
         quality = self.outcome.metrics.get("quality") or {}
-        return float(quality["psnr_min"]) if "psnr_min" in quality else None
+        return None if quality.get("psnr_min") is None else float(quality["psnr_min"])
 
     @property
     def random(self) -> bool:

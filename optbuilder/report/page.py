@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from optbuilder.compare import unfair
+from optbuilder.directories import words_of
+from optbuilder.foreign import misfit, read_json, text
 from optbuilder.record import completed
 from optbuilder.report.cells import Cell, cells, grouped
 
@@ -45,7 +47,7 @@ def content(found: Sequence[Cell], directories: Sequence[Path]) -> dict[str, Any
     return {
         "title": ", ".join(dict.fromkeys(cell.row["scenario"] for cell in found if cell.row["scenario"])),
         "commands": list(commands(directories)),
-        "answers": answers(directories),
+        "answers": list(answers(directories)),
         "findings": list(findings(measured)),
         "columns": COLUMNS,
         "rows": [_row(cell) for cell in found],
@@ -63,20 +65,26 @@ def content(found: Sequence[Cell], directories: Sequence[Path]) -> dict[str, Any
 
 def commands(directories: Sequence[Path]) -> Iterator[str]:
     """The command lines that made these grids."""
-    from omegaconf import OmegaConf
-
     for directory in directories:
         for name, mode in (("multirun.yaml", "-m "), (".hydra/hydra.yaml", "")):
             if (directory / name).is_file():
-                node = OmegaConf.load(directory / name).hydra.overrides
-                yield f"python -m optbuilder {mode}{shlex.join([*node.task, *_directories(node.hydra)])}"
+                try:
+                    task, own = words_of(directory / name)
+                except (OSError, ValueError):
+                    continue  # whoever wrote it, it is no command line of ours
+                yield f"python -m optbuilder {mode}{shlex.join([*task, *_directories(own)])}"
                 break
 
 
-def answers(directories: Sequence[Path]) -> list[str]:
+def answers(directories: Sequence[Path]) -> Iterator[str]:
     """What searches found, in their own sentences."""
-    files = [directory / "answer.json" for directory in directories]
-    return [line for file in files if file.is_file() for line in json.loads(file.read_text(encoding="utf-8"))["said"]]
+    for directory in directories:
+        try:
+            found = read_json(directory / "answer.json")
+        except (OSError, ValueError):
+            continue  # most grids are no search, and whoever wrote another file, it is no answer of ours
+        if misfit(found, {"said": [text]}, "answer") is None:
+            yield from found["said"]
 
 
 def _directories(words: Sequence[str]) -> list[str]:
@@ -176,13 +184,13 @@ def _refusals(found: Sequence[Cell]) -> dict[str, list[str]]:
 
 def _environment(measured: Sequence[Cell]) -> dict[str, str]:
     """The first job's environment, flat; what the others have else is among the unfair differences."""
-    environment = measured[0].outcome.metrics.get("environment", {}) if measured else {}
+    environment = measured[0].outcome.metrics["environment"] if measured else {}
     return {key: value if isinstance(value, str) else json.dumps(value) for key, value in environment.items() if value}
 
 
 def _unfair(measured: Sequence[Cell]) -> list[str]:
-    first = measured[0].outcome.metrics.get("environment", {}) if measured else {}
-    told = ((cell.name, unfair(first, cell.outcome.metrics.get("environment", {}))) for cell in measured)
+    first = measured[0].outcome.metrics["environment"] if measured else {}
+    told = ((cell.name, unfair(first, cell.outcome.metrics["environment"])) for cell in measured)
     reasons: dict[str, list[str]] = {}
     for name, line in ((name, line) for name, lines in told for line in lines):
         reasons.setdefault(line, []).append(name)

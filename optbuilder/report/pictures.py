@@ -7,6 +7,7 @@ import io
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from PIL import Image
@@ -43,17 +44,26 @@ def rows(found: Sequence[Cell], prompts: int = 4) -> Iterator[tuple[str, list[Sh
 def _asked(directory: Path, names: Sequence[str]) -> dict[str, tuple[str, str]]:
     """Prompt and seed of each picture, from its PNG text."""
     asked = {}
-    for name in names:
-        if (directory / name).is_file():
-            with Image.open(directory / name) as picture:
-                asked[name] = picture.text["prompt"], picture.text["seed"]
+    for name in names or ():
+        if (pixels := _opened(directory / name)) is not None:
+            asked[name] = str(pixels.text["prompt"]), str(pixels.text["seed"])
     return asked
+
+
+def _opened(path: Path) -> Any:
+    """A picture with its texts, as a run leaves it; None for anything else: a report shows what there is."""
+    try:
+        with Image.open(path, formats=["PNG"]) as picture:
+            picture.load()
+            return picture if {"prompt", "seed"} <= picture.text.keys() and not path.is_symlink() else None
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):
+        return None
 
 
 def _shown(cell: Cell, name: str, baseline: Cell | None) -> Shown:
     picture = _pixels(cell.outcome.directory / name)
-    path = baseline.outcome.directory / name if baseline else None
-    if path is None or not path.is_file() or (other := _pixels(path)).shape != picture.shape:
+    other = _opened(baseline.outcome.directory / name) if baseline else None
+    if other is None or (other := np.asarray(other.convert("RGB"))).shape != picture.shape:
         return Shown(cell.name, cell.title, data_url(picture), None, "")
     off = np.abs(picture.astype(float) - other).max(axis=2)
     told = "the same" if not off.any() else f"differs by up to {off.max():.0f} of 255, {off.mean():.2f} on average"

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from optbuilder.errors import Refused
 from optbuilder.job import recorded
 from optbuilder.search.propose import Space
 from optbuilder.search.tried import Choice, Tried, tried
@@ -32,21 +33,34 @@ def _hushed() -> Iterator[None]:
 
 
 def opened(storage: str | None, directory: Path, question: Any, objectives: Sequence[str]) -> Any:
-    """The study of this question: of a search that goes on, or of other workers at the same database."""
+    """The study of this question: of a search that goes on, or of other workers at the same database.
+
+    Raises `Refused` for a database that is none, or does not answer.
+    """
     import optuna
+    from optuna.exceptions import StorageInternalError
+    from sqlalchemy import make_url
+    from sqlalchemy.exc import SQLAlchemyError
 
     optuna.logging.set_verbosity(optuna.logging.ERROR)  # a failed trial has its line already
     name = hashlib.sha256(json.dumps(question, sort_keys=True, default=str).encode()).hexdigest()[:12]
-    url = storage or f"sqlite:///{directory / 'study.db'}"
-    with _hushed():
-        beating = optuna.storages.RDBStorage(url, heartbeat_interval=BEAT_S, grace_period=4 * BEAT_S)
-    study = optuna.create_study(
-        storage=beating,
-        study_name=name,
-        load_if_exists=True,
-        directions=["minimize"] * len(objectives),
-        sampler=optuna.samplers.TPESampler(seed=0, multivariate=True),
-    )
+    where = storage or f"sqlite:///{directory / 'study.db'}"
+    try:
+        with _hushed():
+            beating = optuna.storages.RDBStorage(where, heartbeat_interval=BEAT_S, grace_period=4 * BEAT_S)
+        study = optuna.create_study(
+            storage=beating,
+            study_name=name,
+            load_if_exists=True,
+            directions=["minimize"] * len(objectives),
+            sampler=optuna.samplers.TPESampler(seed=0, multivariate=True),
+        )
+    except (SQLAlchemyError, StorageInternalError) as error:
+        reason = str(error).splitlines()[0]
+        raise Refused(
+            f"{make_url(where).render_as_string()!r}: it holds no study ({reason}). "
+            "Use another folder or search.storage."
+        ) from None
     if storage is None:  # nobody else can be at it: what ran when it stopped runs no more
         for trial in study.get_trials(states=(optuna.trial.TrialState.RUNNING,)):
             study.tell(trial.number, state=optuna.trial.TrialState.FAIL)

@@ -51,7 +51,7 @@ def tried(folder: Path, choice: Choice, outcome: Outcome) -> Tried:
     if "latency" not in metrics:
         return Tried(folder, choice, outcome.status)
     quality, latency = metrics["quality"] or {}, metrics["latency"]
-    pictures = len(metrics["images"]) / len({call["call"] for call in latency["calls"]})
+    pictures = len(metrics["images"] or "x") / len({call["call"] for call in latency["calls"] or [{"call": 0}]})
     figures: dict[str, Any] = {
         "latency": latency["call_s"]["median"],
         "throughput": latency["call_s"]["median"] / pictures,

@@ -20,11 +20,13 @@ class Grid(BasicSweeper):
     def sweep(self, arguments: list[str]) -> Any:
         if self.config.action != "generate":
             return super().sweep(arguments)
-        from optbuilder.settings import sweep_settings  # Hydra imports every plugin at its start
+        from optbuilder.record import completed  # Hydra imports every plugin at its start
+        from optbuilder.settings import sweep_settings
         from optbuilder.sweep import sweep
 
         settings, directory = sweep_settings(self.config.sweep), Path(self.config.hydra.sweep.dir)
-        OmegaConf.save(self.config, directory / "multirun.yaml")
+        with completed(directory / "multirun.yaml") as file:
+            OmegaConf.save(self.config, file)
         loader = self.hydra_context.config_loader
         parsed = OverridesParser.create(config_loader=loader).parse_overrides([*self._parse_config(), *arguments])
         grid = self.split_arguments(parsed, None)[0]
