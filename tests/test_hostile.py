@@ -35,12 +35,12 @@ JSON = st.recursive(
     max_leaves=6,
 )
 KEYS = st.sampled_from(
-    "run.prompts run.seed run.height run.compare run.prompts_file run.repeats run quant compile compile.mode "
-    "compile.components +compile.inductor.x model model.repo_id model.revision device stages trusted_modules machine "
-    "sweep.retry recipe track experiment precision.dtype +x.y ~compile ++quant._target_ quant.config search.budget action "
-    "-m --".split(" ")
-    + [""]
-)
+    ["run.prompts", "run.seed", "run.height", "run.compare", "run.prompts_file", "run.repeats", "run",
+     "quant", "compile", "compile.mode", "compile.components", "+compile.inductor.x", "model",
+     "model.repo_id", "model.revision", "device", "stages", "trusted_modules", "machine", "sweep.retry",
+     "recipe", "track", "experiment", "precision.dtype", "+x.y", "~compile", "++quant._target_",
+     "quant.config", "search.budget", "action", "-m", "--", ""]
+)  # fmt: skip
 
 
 def paths(tree, here=()):
