@@ -408,3 +408,20 @@ def test_a_study_that_is_none_is_refused(main, tiny, tmp_path):
     code, _, err = main("action=search", *of(tiny["sdxl"]), "search.budget=1m", "hydra.run.dir=found")
     assert code == 2 and "study.db" in err and len(err.strip().splitlines()) == 1
     assert Path(tmp_path / "found" / "study.db").read_bytes() == b"no database" * 1000
+
+
+@pytest.mark.parametrize("what", ["_class_name", "unet"])
+def test_python_files_beside_a_model_are_not_run(what, tiny, tmp_path, monkeypatch):
+    """A pipeline class of the folder's own, and a component of a module that happens to be importable."""
+    import shutil
+
+    from optbuilder.model import describe
+    from optbuilder.pipeline import load
+
+    folder = shutil.copytree(tiny["sdxl"], tmp_path / "model")
+    (folder / "ran.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
+    (folder / "model_index.json").write_text(json.dumps({**read(folder / "model_index.json"), what: ["ran", "Mine"]}))
+    monkeypatch.syspath_prepend(folder)
+    with pytest.raises(Refused, match="it cannot be loaded"):
+        load(describe(str(folder)), {"use_safetensors": True, "dtype": "float32"})
+    assert not (tmp_path / "ran").exists()

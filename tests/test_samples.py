@@ -7,7 +7,7 @@ import pytest
 
 from optbuilder.quality import compared, difference
 from optbuilder.request import Image
-from optbuilder.samples import interval, ratio, spread, unsteady, width
+from optbuilder.samples import RESAMPLES, interval, medians, ratio, spread, unsteady, width
 
 
 def test_spread_is_of_all_samples():
@@ -62,3 +62,37 @@ def test_pictures_are_paired_by_prompt_and_seed():
     assert found["psnr_min"] == "inf" and found["max_difference"] == 0.0 and len(found["images"]) == 4
     worse = [*images[:3], Image(images[3].pixels * 0.5, "b", 1)]
     assert float(compared(worse, images)["psnr_min"]) < 20 and compared(worse, images)["psnr_median"] == "inf"
+
+
+def test_a_single_sample_says_nothing_of_its_spread():
+    assert interval([1.0]) is None and width([1.0]) == float("inf") and interval([1.0, 2.0]) is not None
+    assert ratio([1.0], [2.0, 2.0])["interval"] is None and ratio([2.0, 2.0], [1.0])["interval"] is None
+    assert ratio([4.0, 4.0], [2.0, 2.0]) == {"ratio": 2.0, "interval": [2.0, 2.0]}
+    assert width([1.0, 2.0, 3.0]) == 1.0
+
+
+def test_resampled_medians_are_the_same_each_time():
+    values = [1.0, 2.0, 3.0, 4.0]
+    assert medians(values).shape == (RESAMPLES,) == (2000,)
+    assert (medians(values) == medians(values, 0)).all() and (medians(values) != medians(values, 1)).any()
+
+
+UNSTEADY = {
+    "too few to say": ([1, 1, 1, 2, 2], []),
+    "few, and drifting": ([1.0, 1.1, 1.2, 1.6, 1.8, 2.0], ["drift: the last third takes 1.81 times the first"]),
+    "nothing at all": ([0] * 6, []),
+    "4 % slower": ([1.0] * 6 + [1.04] * 6, []),
+    "6 % slower": ([1.0] * 6 + [1.06] * 6, ["drift: the last third takes 1.06 times the first"]),
+    "of thirds": ([1.0] * 8 + [2.0, 2.0, 3.0, 3.0], ["drift: the last third takes 2.50 times the first"]),
+    "one outlier": ([1.0] * 6 + [5.0] + [1.0] * 5, []),
+    "a quarter of another kind": ([1.0, 1.0, 5.0, 1.0] * 3, ["bimodal: 9 samples around 1, 3 around 5"]),
+    "groups 5 % apart": ([1.0, 1.05] * 6, []),
+    "groups 20 % apart": ([1.0, 1.2] * 6, ["bimodal: 6 samples around 1, 6 around 1.2"]),
+    "no gap": ([1.0, 1.9, 1.2, 1.7, 1.4, 1.5, 1.1, 1.8, 1.3, 1.6, 1.0, 1.9], []),
+}
+
+
+@pytest.mark.parametrize("what", UNSTEADY)
+def test_what_is_said_of_samples(what):
+    samples, said = UNSTEADY[what]
+    assert unsteady(samples) == said
