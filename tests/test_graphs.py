@@ -90,6 +90,21 @@ def test_predictions_hold_beside_other_techniques(model, words):
         assert prediction.graphs == made, (compile_, prediction)
 
 
+def test_adapters_that_can_be_swapped_are_part_of_the_graphs(tiny, lora):
+    """Fused ones are weights like any other; those beside the weights are in the graph, and swapping adds none."""
+    words = ["lora=file", f"lora.paths=[{lora['sdxl']}]", "lora.fuse=false", "lora.hotswap_rank=4"]
+    with preserved(), counts() as graphs:
+        sized = shaped("[[64,64],[64,96]]", "[1]", "compile=full", EAGER)
+        plan, pipe, _ = built(tiny["sdxl"], *sized, *words)
+        pipe.set_progress_bar_config(disable=True)
+        for swapped in (False, True):
+            if swapped:
+                pipe.load_lora_weights(lora["sdxl"], hotswap=True, adapter_name="adapter_0")
+            for shape, number in each_shape(plan.run):
+                pipe(**arguments(shape, number, plan.call))
+            assert graphs().graphs == plan.graphs.graphs == 2
+
+
 def test_the_decoder_of_the_vae_is_predicted_too(tiny):
     words = ["compile=full", "compile.components=[vae.decode]"]
     prediction, made = predicted_and_made(tiny["sdxl"], SIZES[1], "[1,2]", *words)

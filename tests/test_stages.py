@@ -403,10 +403,12 @@ def test_a_package_is_compiled_once_and_found_again(tiny, tmp_path):
     words = ["compile=aot", f"compile.package_dir={tmp_path}"]
     result, _, pipe, _, counted = at_work(tiny["flux"], *words)
     assert counted.calls["aot.called"] == 2 * 2 and counted.graphs == 0
+    assert counted.calls["aot.compiled"] == counted.calls["aot.loaded"] == 1
     assert np.abs(result.images[0].pixels - pictures(tiny["flux"])[0]).max() < 1e-4
     package = list(tmp_path.rglob("*.pt2"))
     written = package[0].stat().st_mtime_ns
-    again = at_work(tiny["flux"], *words)[0]
+    again, *_, found = at_work(tiny["flux"], *words)
+    assert "aot.compiled" not in found.calls and found.calls["aot.loaded"] == 1
     assert len(package) == 1 and package[0].stat().st_mtime_ns == written
     assert np.array_equal(again.images[0].pixels, result.images[0].pixels)
     assert type(pipe.transformer).__name__ == "FluxTransformer2DModel"
