@@ -112,6 +112,8 @@ def of_blocks(context: Any) -> Prediction:
     names = expand(context.options["components"], context.model.components)
     if names not in (["unet"], ["transformer"]):
         return Prediction(None, f"the rule is not tried with blocks of {', '.join(names)}")
+    if names == ["unet"] and not context.model.configs["unet"].get("use_linear_projection"):
+        return Prediction(None, "the rule is not tried with blocks behind a convolution")
     made = _unet_blocks(context) if names == ["unet"] else _flux_blocks(context)
     said = "; ".join(f"{cls} {', '.join(f'{g}{times(n)}' for g, n in found)}" for cls, found in made.items())
     counts = [sum(n for _, n in found) for found in made.values()]
