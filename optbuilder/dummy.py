@@ -67,7 +67,10 @@ def scaled(component: str, config: dict[str, Any], tiny: Mapping[str, Any], scal
     for key, value in tiny.items():
         config[key] = _fitted(value, config.get(key))
     if scale == "half" and component.startswith(("unet", "transformer")):
-        config |= {key: _halved(config[key]) for key in _DEPTHS if key in config}
+        depths = [key for key in _DEPTHS if key in config] or [
+            "layers_per_block"
+        ]  # a UNet with one block in each layer
+        config |= {key: _halved(config[key]) for key in depths}
     if "dual_attention_layers" in config:
         config["dual_attention_layers"] = [i for i in config["dual_attention_layers"] if i < config["num_layers"]]
     return config

@@ -30,7 +30,7 @@ def options(
     found = []
     for stage, choices in nodes.items():
         for name, node in choices.items():
-            plan = resolve({**config, stage: node}, {stage: name}, machine)
+            plan = resolve({**config, stage: node}, {**dict.fromkeys(config["stages"], "?"), stage: name}, machine)
             reasons = [
                 r.removeprefix(f"{stage}={name}: ")
                 for r in plan.refusals

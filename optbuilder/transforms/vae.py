@@ -36,6 +36,15 @@ def tile_size(context: Context) -> int | None:
     return max(size) if isinstance(size, list) else size
 
 
+def _whole_latents(context: Context) -> str | None:
+    """Tiles overlap in whole latents: where they cannot, some VAEs decode to another size."""
+    size, step = context.options["tile_size"], 2 * max(16, context.model.known.get("multiple_of") or 0)
+    if size and size % step:
+        why = f"tiles overlap in whole latents, for which their side must be a multiple of {step}"
+        return f"tile_size={size}: {why}. Use vae.tile_size={max(step, size // step * step)}"
+    return None
+
+
 def _several_tiles(context: Context) -> str | None:
     size, every = tile_size(context), [(s.height, s.width) for s in shapes(context.run)]
     sides = every[-1]
@@ -62,17 +71,21 @@ def enable_slicing(pipe: Any) -> Any:
 @technique(
     lossless=False,
     source=_SOURCE,
-    needs=(_has_method("enable_tiling"), Need("a picture larger than a tile", _several_tiles)),
+    needs=(
+        _has_method("enable_tiling"),
+        Need("a picture larger than a tile", _several_tiles),
+        Need("", _whole_latents),
+    ),
 )
 def enable_tiling(pipe: Any, *, tile_size: int | None = None) -> Any:
     """Decode in overlapping tiles of `tile_size` pixels a side: the memory of one tile. Lossy.
 
-    Tiles see only themselves; where the VAE has a stride, it is three quarters of the tile's side. Source: https://huggingface.co/docs/diffusers/optimization/memory#vae-tiling
+    Tiles see only themselves; with a size given, they overlap by a quarter. Source: https://huggingface.co/docs/diffusers/optimization/memory#vae-tiling
     """
     if tile_size and "tile_sample_min_height" in (takes := inspect.signature(pipe.vae.enable_tiling).parameters):
         factor = getattr(pipe.vae, "spatial_compression_ratio", 8)
         stride = max(1, tile_size * 3 // 4 // factor) * factor
-        sizes = {"tile_sample_min": tile_size, "tile_sample_stride": stride}
+        sizes = {"tile_sample_min": tile_size, "tile_sample_stride": stride, "tile_overlap_factor": 0.25}
         given = {f"{name}_{side}": size for name, size in sizes.items() for side in ("height", "width")}
         pipe.vae.enable_tiling(**{name: size for name, size in given.items() if name in takes})
         return pipe
