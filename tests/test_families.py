@@ -152,7 +152,8 @@ def outcome(name, *words):
     from optbuilder.runner import kernels_called, run
     from optbuilder.state import preserved
 
-    plan = resolve(*composed(f"model={name}", *TINY, *words))
+    area = ["+model.call.max_area=16384"] if name == "flux_kontext" and "run.height=128" in words else []
+    plan = resolve(*composed(f"model={name}", *TINY, *area, *words))
     if plan.refusals:
         return f"refused: {plan.refusals[0]}"
     with preserved(), counts() as so_far:

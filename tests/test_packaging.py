@@ -39,6 +39,8 @@ def test_the_wheel_holds_the_configs_and_the_models(wheel):
     for model in ("shapes_sdxl", "shapes_flux"):
         assert f"optbuilder/shapes/{model}/model_index.json" in names
         assert any(name.startswith(f"optbuilder/shapes/{model}/") and name.endswith(".safetensors") for name in names)
+    families = ROOT / "optbuilder" / "families"
+    assert {f"optbuilder/families/{p.relative_to(families)}" for p in families.rglob("*") if p.is_file()} <= names
     assert not [name for name in names if name.startswith(("tests/", "outputs/"))]
 
 
