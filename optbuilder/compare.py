@@ -14,7 +14,7 @@ from rich.text import Text
 from optbuilder.errors import Refused
 from optbuilder.job import read_record
 from optbuilder.noise import hush
-from optbuilder.record import completed
+from optbuilder.record import completed, model_name
 from optbuilder.show import bytes_text, wide_console
 
 UNFAIR = ("cpu", "cores", "threads", "cpu_capability", "device", "device_name", "compute_capability", "cuda")
@@ -47,7 +47,8 @@ def show(one: Path, a: Mapping[str, Any], other: Path, b: Mapping[str, Any]) -> 
     """The comparison on the terminal, and a contact sheet where both have pictures of the same prompts and seeds."""
     console = wide_console()
     table = Table("", Column(Text(str(one))), Column(Text(str(other))), "")
-    for row in [*rows(a, b), *picture_rows(one, other)]:
+    random = any((side["plan"].get("model") or {}).get("weights") == "dummy" for side in (a, b))
+    for row in [*rows(a, b), *([] if random else picture_rows(one, other))]:
         table.add_row(*map(Text, row))
     console.print(table)
     for line in unfair(a["metrics"]["environment"] or {}, b["metrics"]["environment"] or {}):
@@ -136,7 +137,7 @@ def _bytes_row(name: str, left: float, right: float) -> tuple[str, str, str, str
 def _asked(plan: Mapping[str, Any]) -> dict[str, Any]:
     stages = {t["stage"]: {"option": t["option"], **t["options"]} for t in plan.get("transforms", [])}
     return {
-        "model": plan.get("model", {}).get("repo_id"),
+        "model": model_name(plan["model"]) if "model" in plan else None,
         "device": plan.get("device"),
         "run": {key: value for key, value in plan.get("run", {}).items() if key != "compare"},
         **stages,

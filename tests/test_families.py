@@ -169,7 +169,9 @@ def outcome(name, *words):
 def judged(name, words):
     found = {word: outcome(name, *word.split()) for word in words}
     told = [
-        word for word, said in found.items() if said.startswith("refused: ") and re.search("(Use|Leave|Write) ", said)
+        word
+        for word, said in found.items()
+        if said.startswith("refused: ") and re.search("(Use|Leave|Write|set) ", said)
     ]
     return {word: said for word, said in found.items() if said != "ok" and word not in told}
 
@@ -278,8 +280,10 @@ def test_a_local_folder_gives_the_architecture_instead(tmp_path):
     assert plan.model.configs["transformer"]["num_layers"] == 2 and plan.refusals == []
 
 
-def test_numbers_of_dummy_weights_are_marked(main, tmp_path):
-    """In the plan, the record, the summary, the table and the report; no quality is claimed."""
+def test_numbers_of_dummy_weights_are_marked(main, tmp_path, capsys):
+    """In the plan, the record, the summary, the table, the report and a comparison; no quality is claimed."""
+    from optbuilder.compare import read as compared
+    from optbuilder.compare import show
     from optbuilder.report.cells import cells
     from optbuilder.report.page import content
     from optbuilder.results import row
@@ -296,6 +300,9 @@ def test_numbers_of_dummy_weights_are_marked(main, tmp_path):
     assert row("0", found[0].outcome, {})["psnr_min"] == "" and found[0].psnr is None
     page = content(found, [directory])
     assert "pareto" not in page["charts"] and "random weights" in page["title"]
+    assert main("model=sana", *TINY, "hydra.run.dir=second")[0] == 0
+    show(directory, compared(directory), tmp_path / "second", compared(tmp_path / "second"))
+    assert "PSNR" not in capsys.readouterr().out
     code, _, err = main("action=search", "model=sana", *TINY, "search.min_psnr=30")
     assert code == 2 and "search.min_psnr: pictures of random weights have no quality to keep" in err
 
