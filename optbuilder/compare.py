@@ -137,7 +137,7 @@ def _bytes_row(name: str, left: float, right: float) -> tuple[str, str, str, str
 def _asked(plan: Mapping[str, Any]) -> dict[str, Any]:
     stages = {t["stage"]: {"option": t["option"], **t["options"]} for t in plan.get("transforms", [])}
     return {
-        "model": model_name(plan["model"]) if "model" in plan else None,
+        "model": model_name(plan["model"]) if plan.get("model") else None,
         "device": plan.get("device"),
         "run": {key: value for key, value in plan.get("run", {}).items() if key != "compare"},
         **stages,

@@ -74,7 +74,7 @@ def row(name: str, outcome: Outcome, others: Mapping[str, Outcome]) -> dict[str,
     chosen = {t["stage"]: t["option"] for t in outcome.plan.get("transforms", [])}
     found = {"job": name, "status": outcome.status, "reason": " ".join(outcome.reasons), **chosen}
     found["job_key"] = outcome.metrics.get("job_key", "")
-    found["scenario"] = model_name(outcome.plan["model"]) if "model" in outcome.plan else ""
+    found["scenario"] = model_name(outcome.plan["model"]) if outcome.plan.get("model") else ""
     if "latency" not in outcome.metrics:
         return found
     return found | _figures(outcome.plan, outcome.metrics) | _beside(outcome.metrics, others)

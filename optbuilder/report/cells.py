@@ -49,7 +49,7 @@ class Cell:
         """What has to be equal for two jobs to be comparable: grid, model, device, and what was generated."""
         plan = self.outcome.plan
         asked = {f"run.{key}": value for key, value in plan.get("run", {}).items() if key not in MEASURING}
-        model = model_name(plan["model"]) if "model" in plan else None
+        model = model_name(plan["model"]) if plan.get("model") else None
         where = {"model": model, "device": plan.get("device")}
         return {"grid": str(self.outcome.directory.parent), **where, **asked}
 
@@ -82,7 +82,7 @@ class Cell:
     @property
     def random(self) -> bool:
         """Whether the weights are random, so that nothing can be said of the pictures."""
-        return self.outcome.plan["model"].get("weights") == "dummy"
+        return (self.outcome.plan.get("model") or {}).get("weights") == "dummy"
 
 
 def _told(transform: Mapping[str, Any]) -> str:
