@@ -20,10 +20,11 @@ _STYLES = {"ok": "bold green", "skipped": "green", "refused": "bold yellow"}
 @contextmanager
 def progress(terminal: bool) -> Iterator[Callable[[str, int, int], None]]:
     """A bar on stderr that `show(text, done, total)` moves; a total of 0 stands for unknown. Silent off a terminal."""
+    if not terminal:
+        yield lambda text, done, total: None
+        return
     columns = TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[count]}"), TimeElapsedColumn()
-    with Progress(
-        *columns, console=Console(stderr=True), transient=True, disable=not terminal, refresh_per_second=4
-    ) as bar:
+    with Progress(*columns, console=Console(stderr=True), transient=True, refresh_per_second=4) as bar:
         task, shown = bar.add_task("", total=None, count=""), ""
 
         def show(text: str, done: int, total: int) -> None:

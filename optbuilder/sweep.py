@@ -40,7 +40,7 @@ def sweep(
 def alone_in(directory: Path) -> Iterator[None]:
     """Hold the grid's directory: of two starts that go on in it at once, each would run the other's jobs too."""
     try:
-        with FileLock(directory / ".lock", blocking=False):
+        with FileLock(directory / ".lock").acquire(blocking=False):
             yield
     except Timeout:
         raise Refused(
