@@ -187,6 +187,8 @@ def test_sizes_are_those_of_the_vae_and_the_patches(tmp_path):
     assert checks._sizes(plan) == []  # nothing is known
     three = replace(plan, model=stub(tmp_path, configs={"vae": {"block_out_channels": [1, 1, 1]}}))
     assert checks._sizes(three) == ["run.height=7: P needs a multiple of 4. Use 8."]
+    four = replace(plan, model=stub(tmp_path, configs={"vae": {"block_out_channels": [1, 1, 1, 1]}}))
+    assert checks._sizes(four) == ["run.height=7: P needs a multiple of 8. Use 8."]
     assert checks._sizes(replace(three, run=Run(height=1))) == ["run.height=1: P needs a multiple of 4. Use 4."]
     assert checks._sizes(replace(three, run=Run(height=8, width=14))) == [
         "run.width=14: P needs a multiple of 4. Use 16."

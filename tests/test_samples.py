@@ -7,7 +7,7 @@ import pytest
 
 from optbuilder.quality import compared, difference
 from optbuilder.request import Image
-from optbuilder.samples import RESAMPLES, interval, medians, ratio, spread, unsteady, width
+from optbuilder.samples import RESAMPLES, _percentiles, interval, medians, ratio, spread, unsteady, width
 
 
 def test_spread_is_of_all_samples():
@@ -15,6 +15,7 @@ def test_spread_is_of_all_samples():
     assert (found["n"], found["median"], found["p90"], found["min"]) == (3, 2.0, pytest.approx(2.8), 1.0)
     assert found["samples"] == [3.0, 1.0, 2.0] and found["interval"] == [1.0, 3.0]
     assert spread([1.0])["interval"] is None and spread([1.0])["p90"] == 1.0
+    assert spread([1.0, 2.0])["p90"] == pytest.approx(1.9)
 
 
 def test_the_interval_covers_the_true_median_about_as_often_as_it_says():
@@ -74,6 +75,7 @@ def test_a_single_sample_says_nothing_of_its_spread():
 def test_resampled_medians_are_the_same_each_time():
     values = [1.0, 2.0, 3.0, 4.0]
     assert medians(values).shape == (RESAMPLES,) == (2000,)
+    assert _percentiles(range(101)) == [2.5, 97.5]
     assert (medians(values) == medians(values, 0)).all() and (medians(values) != medians(values, 1)).any()
 
 
@@ -82,11 +84,15 @@ UNSTEADY = {
     "few, and drifting": ([1.0, 1.1, 1.2, 1.6, 1.8, 2.0], ["drift: the last third takes 1.81 times the first"]),
     "nothing at all": ([0] * 6, []),
     "4 % slower": ([1.0] * 6 + [1.04] * 6, []),
+    "4 % slower than 2 s": ([2.0] * 6 + [2.08] * 6, []),
     "6 % slower": ([1.0] * 6 + [1.06] * 6, ["drift: the last third takes 1.06 times the first"]),
     "of thirds": ([1.0] * 8 + [2.0, 2.0, 3.0, 3.0], ["drift: the last third takes 2.50 times the first"]),
     "one outlier": ([1.0] * 6 + [5.0] + [1.0] * 5, []),
     "a quarter of another kind": ([1.0, 1.0, 5.0, 1.0] * 3, ["bimodal: 9 samples around 1, 3 around 5"]),
+    "a sixth of another kind": ([1.0, 1.0, 5.0, 1.0, 1.0, 1.0] * 2, []),
     "groups 5 % apart": ([1.0, 1.05] * 6, []),
+    "groups 5 % of 10 s apart": ([10.0, 10.5] * 6, []),
+    "groups with a spread": ([1.0, 1.55, 1.1, 1.65] * 3, ["bimodal: 6 samples around 1.05, 6 around 1.6"]),
     "groups 20 % apart": ([1.0, 1.2] * 6, ["bimodal: 6 samples around 1, 6 around 1.2"]),
     "no gap": ([1.0, 1.9, 1.2, 1.7, 1.4, 1.5, 1.1, 1.8, 1.3, 1.6, 1.0, 1.9], []),
 }
