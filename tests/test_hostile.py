@@ -17,7 +17,7 @@ from optbuilder.errors import Refused
 from tests.conftest import composed, of, read
 
 FAST = settings(
-    max_examples=int(os.environ.get("HOSTILE_EXAMPLES", "40")), deadline=10_000, derandomize=True, database=None,
+    max_examples=int(os.environ.get("HOSTILE_EXAMPLES", "24")), deadline=10_000, derandomize=True, database=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )  # fmt: skip
 SLOW = settings(FAST, max_examples=FAST.max_examples // 2)
