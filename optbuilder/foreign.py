@@ -76,11 +76,12 @@ def _misfit_of_mapping(value: Any, shape: Mapping[str, Any], where: str) -> str 
         return f"{where}={_short(value)} is no mapping"
     for key, inner in shape.items():
         name = key.rstrip("?")
-        for each in value if key == "*" else [name]:
+        for each in value if name == "*" else [name]:
+            place = f"{where}.{repr(each)[1:-1][:80]}"
             if value.get(each) is None:
-                problem = None if key != name or key == "*" else f"{where}.{name} is missing"
+                problem = None if key.endswith("?") else f"{place} is missing"
             else:
-                problem = misfit(value[each], inner, f"{where}.{each}")
+                problem = misfit(value[each], inner, place)
             if problem:
                 return problem
     return None
@@ -92,8 +93,8 @@ def filled(value: Any, shape: Any) -> Any:
         return [filled(item, shape[0]) for item in value]
     if not isinstance(value, Mapping) or not isinstance(shape, Mapping):
         return value
-    known = {key.rstrip("?"): inner for key, inner in shape.items() if key != "*"}
-    every = shape.get("*")
+    known = {key.rstrip("?"): inner for key, inner in shape.items()}
+    every = known.pop("*", None)
     return {key: filled(value.get(key), known.get(key, every)) for key in [*value, *(known.keys() - value.keys())]}
 
 

@@ -56,7 +56,7 @@ def with_recipe(
 def _read(file: str, stages: Mapping[str, str]) -> dict[str, dict[str, Any]]:
     try:
         found = read_yaml(Path(file).expanduser())
-        if problem := misfit(found, {"stages": {"*": {"*": whatever}}}, "it"):
+        if problem := misfit(found, {"stages": {"*": {"*?": whatever}}}, "it"):
             raise ValueError(problem)
     except (OSError, ValueError) as error:
         raise Refused(f"recipe={file!r}: it is no recipe ({error}). Use the recipe.yaml of a search.") from None

@@ -28,7 +28,7 @@ _QUALITY = {
     "of_random_weights?": whatever,
     "speed?": {"speedup": positive_number, "interval?": interval, "break_even_images?": number},
 }  # fmt: skip
-_ENVIRONMENT = {"git?": {"commit?": text}, "versions?": {"*": text}, "gpu?": {"sm_clock_mhz?": number}}
+_ENVIRONMENT = {"git?": {"commit?": text}, "versions?": {"*?": text}, "gpu?": {"sm_clock_mhz?": number}}
 
 UNMEASURED = {"status": text, "reasons": [text], "job_key?": text, "environment?": _ENVIRONMENT}
 MEASURED = {
@@ -49,12 +49,12 @@ MEASURED = {
     "environment": _ENVIRONMENT,
 }  # fmt: skip
 
-_EFFECT = {"changes": {"*": whatever}, "notes": [text]}
+_EFFECT = {"changes": {"*?": whatever}, "notes": [text]}
 UNMEASURED_PLAN = {
     "model?": {"repo_id": text, "components": {"*": text}},
     "device?": text,
-    "run?": {"*": whatever},
-    "transforms?": [{"stage": text, "option": text, "options": {"*": whatever}, "effect?": _EFFECT}],
+    "run?": {"*?": whatever},
+    "transforms?": [{"stage": text, "option": text, "options": {"*?": whatever}, "effect?": _EFFECT}],
 }
 
 MEASURED_PLAN = {key.rstrip("?"): shape for key, shape in UNMEASURED_PLAN.items()}

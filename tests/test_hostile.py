@@ -228,6 +228,8 @@ RECORDS = {
     "no time at all": with_key(("latency", "call_s", "samples"), [0.0]),
     "a negative speed": with_key(("latency", "images_per_s"), -1),
     "no number": with_key(("latency", "call_s", "median"), float("nan")),
+    "no size": with_key(("memory", "weights_bytes", "unet"), None),
+    "a name of several lines": with_key(("environment", "versions"), {"a\r\nb": False}),
     "pictures of elsewhere": with_key(("images",), ["../../secret.png"]),
 }
 
