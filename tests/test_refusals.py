@@ -348,3 +348,11 @@ def test_weights_that_were_cut_short_are_a_refusal(tmp_path):
 
 def test_the_files_are_where_they_are_said_to_be():
     assert Path(describe(SDXL).folder, "model_index.json").is_file()
+
+
+def test_what_is_left_empty_is_left_as_it_is():
+    """A stage, or the run, set to null; an option of the user's own that does nothing keeps its name."""
+    assert [t.name for t in resolve(*config(layout=None), CPU).transforms] == ["precision=fp32"]
+    assert resolve(*config(run=None), CPU).run.num_inference_steps == 25
+    found, choices = config(layout={"a": 1})
+    assert resolve(found, {**choices, "layout": "mine"}, CPU).notes == ["layout=mine: it has no use for a."]
