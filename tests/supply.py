@@ -86,7 +86,7 @@ def ranges() -> None:
     builds of gigabytes.
     """
     lines = [
-        "What `python -m tests.supply ranges` found last; torch and the packages' own dependencies as installed.",
+        "What `python -m tests.supply ranges` found last. torch stayed as installed.",
         "",
     ]
     for resolution in ("lowest-direct", "highest"):
