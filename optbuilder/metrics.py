@@ -65,10 +65,11 @@ def degraded(plan: Plan, counters: Mapping[str, Any]) -> list[str]:
 
 def _other_than_predicted(plan: Plan, counters: Mapping[str, Any]) -> list[str]:
     """Where shapes are declared, another number of graphs than the plan predicts is a recompilation nobody planned."""
-    predicted, made = counters["graphs_predicted"], counters["graphs"]
-    if predicted in (None, made) or not (plan.run.sizes or plan.run.batch_sizes):
+    declared = plan.graphs if plan.run.sizes or plan.run.batch_sizes else None
+    if declared is None or declared.graphs in (None, counters["graphs"]):
         return []
-    return [f"graphs: {predicted} were predicted for the declared shapes, {made} were compiled ({plan.graphs.why})."]
+    said, made = f"{declared.graphs} were predicted for the declared shapes", f"{counters['graphs']} were compiled"
+    return [f"graphs: {said}, {made} ({declared.why})."]
 
 
 def latency(result: Result) -> dict[str, Any]:
