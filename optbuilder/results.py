@@ -118,8 +118,7 @@ def _figures(plan: Mapping[str, Any], metrics: Mapping[str, Any]) -> dict[str, A
         "rss_peak_bytes": peak["rss_peak_bytes"],
         "device_peak_bytes": peak["device_allocated_peak_bytes"] or "",
         "weights_bytes": sum(sum(sizes.values()) for sizes in memory["weights_bytes"].values()),
-        "psnr_min": quality.get("psnr_min", ""),
-        "ssim_min": quality.get("ssim_min", ""),
+        **{name: "" if quality.get(name) is None else quality[name] for name in ("psnr_min", "ssim_min")},
     }
 
 

@@ -318,12 +318,12 @@ def started(tiny, tmp_path, *words):
     )  # fmt: skip
 
 
-def kill_at_random_moments(times, tiny, tmp_path):
+def kill_at_moments(moments, tiny, tmp_path):
     """Runs of many pictures, each killed: what is there under its name is whole; where a record is, all of it is."""
-    rng, unfinished = random.Random(0), 0
-    for number in range(times):
+    unfinished = 0
+    for number, seconds in enumerate(moments):
         process = started(tiny, tmp_path, "run.images_per_prompt=24", f"hydra.run.dir=run{number}")
-        time.sleep(rng.uniform(0.5, 12))
+        time.sleep(seconds)
         os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
         there = whole(directory) if (directory := tmp_path / f"run{number}").exists() else []
@@ -335,12 +335,13 @@ def kill_at_random_moments(times, tiny, tmp_path):
 
 
 def test_kills_at_some_moments_of_a_run(tiny, tmp_path):
-    kill_at_random_moments(2, tiny, tmp_path)
+    kill_at_moments((0.5, 4.0), tiny, tmp_path)
 
 
 @pytest.mark.slow
 def test_kills_at_fifty_moments_of_a_run(tiny, tmp_path):
-    kill_at_random_moments(50, tiny, tmp_path)
+    rng = random.Random(0)
+    kill_at_moments([rng.uniform(0.5, 12) for _ in range(50)], tiny, tmp_path)
 
 
 def interrupt(process, after):

@@ -101,7 +101,7 @@ def test_adapters_that_can_be_swapped_are_part_of_the_graphs(tiny, lora):
             if swapped:
                 pipe.load_lora_weights(lora["sdxl"], hotswap=True, adapter_name="adapter_0")
             for shape, number in each_shape(plan.run):
-                pipe(**arguments(shape, number, plan.call))
+                pipe(**arguments(pipe, shape, number, plan.call))
             assert graphs().graphs == plan.graphs.graphs == 2
 
 

@@ -34,7 +34,7 @@ MISTAKES = {
     "precision=tf32": "precision=tf32: needs an NVIDIA GPU of compute capability 8.0 or higher (found: cpu).",
     "device=tpu": "device='tpu': there is no such device",
     "device=cpu0x": "device='cpu0x': there is no such device. Did you mean 'cpu'?",
-    "action=foo": "action='foo': there is no such action. Choose one of: generate, options, plan, script, search.",
+    "action=foo": "action='foo': there is no such action. Choose one of: bundle, generate, options, plan, script, ",
     "stages=null": "stages=None: it must be a mapping",
     "foo": "'foo': this is no override. Write key=value",
     "--config-dir=/nonexistent": "Additional config directory '/nonexistent' not found",

@@ -174,15 +174,19 @@ def simulated(directory: Path, objective: Any, storage: str | None = None) -> Se
         choice = {s: choices[s] for s in SPACE if choices[s] not in ("none", "fp32")}
         one, each = measured(choice), len(config["run"]["prompts"]) // config["run"]["batch_size"]
         calls = [seconds * config["run"]["batch_size"] ** 0.5 for seconds in one.calls]
+        spread = {"median": calls[1], "samples": calls, "p90": calls[-1]}
         metrics = {
-            "status": "ok", "reasons": [], "images": ["x"] * len(config["run"]["prompts"]), "energy": None,
-            "quality": {"psnr_min": str(one.figures["psnr"]), "ssim_min": 1.0} if "psnr" in one.figures else None,
-            "latency": {"call_s": {"median": calls[1], "samples": calls}, "calls": [{"call": n} for n in range(each)]},
-            "phases": {"first_image_s": 2.0}, "memory": {"phases": {"run": {
+            "status": "ok", "reasons": [], "energy": None, "environment": {},
+            "images": [f"images/{n:04d}.png" for n in range(len(config["run"]["prompts"]))],
+            "quality": {"against": "x", "psnr_min": str(one.figures["psnr"]), "ssim_min": 1.0} if choice else None,
+            "latency": {"call_s": spread, "images_per_s": 1.0, "calls": [{"call": n} for n in range(each)]},
+            "phases": {"import_s": 1.0, "load_s": 1.0, "first_call_s": 1.0, "transforms_s": {}, "first_image_s": 2.0},
+            "memory": {"weights_bytes": {}, "phases": {"run": {
                 "device_allocated_peak_bytes": None, "rss_peak_bytes": one.figures["memory"]}}},
         }  # fmt: skip
         (folder / "metrics.json").write_text(json.dumps(metrics))
-        (folder / "plan.json").write_text("{}")
+        plan = {"model": {"repo_id": "x", "components": {}}, "device": "cpu", "run": {}, "transforms": []}
+        (folder / "plan.json").write_text(json.dumps(plan))
         return recorded(folder)
 
     words = ["run.prompts=[a,b,c,d]"]

@@ -298,11 +298,12 @@ def test_with_an_offload_the_pipeline_is_loaded_to_host_memory(tiny):
 
 
 def test_quantized_weights_are_offloaded(tiny):
-    """P21"""
+    """P21. Where the weights lie in memory changes the last digit of a product."""
+    words = ["quant=int8_weight_only", SMALL]
+    together = pictures(tiny["flux"], *words)[0]
     for offload in ("model", "group_block", "group_leaf"):
-        words = ["quant=int8_weight_only", SMALL]
         apart = pictures(tiny["flux"], *words, f"offload={offload}")[0]
-        assert np.array_equal(apart, pictures(tiny["flux"], *words)[0])
+        assert np.allclose(apart, together, rtol=0, atol=1e-6)
 
 
 # --- quantization while loading

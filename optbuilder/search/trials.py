@@ -46,10 +46,11 @@ def opened(storage: str | None, directory: Path, question: Any, objectives: Sequ
     name = hashlib.sha256(json.dumps(question, sort_keys=True, default=str).encode()).hexdigest()[:12]
     where = storage or f"sqlite:///{directory / 'study.db'}"
     try:
+        beats = {"heartbeat_interval": BEAT_S, "grace_period": 4 * BEAT_S} if storage else {}  # for other workers
         with _hushed():
-            beating = optuna.storages.RDBStorage(where, heartbeat_interval=BEAT_S, grace_period=4 * BEAT_S)
+            database = optuna.storages.RDBStorage(where, **beats)
         study = optuna.create_study(
-            storage=beating,
+            storage=database,
             study_name=name,
             load_if_exists=True,
             directions=["minimize"] * len(objectives),
