@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import warnings
 
 _SAYS_NOTHING = {
     # torchao's only wheel has CUDA libraries, which a CPU build of torch cannot load.
@@ -26,6 +27,8 @@ def hush() -> None:
     logging.raiseExceptions = False  # a log that cannot be written, on a full disk, draws no tracebacks
     os.environ.setdefault("CACHE_DIT_LOG_LEVEL", "warning")  # it tells every block that it wraps
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler announces its start and stop on stderr
+    # torchao's tensors give torch no stable name for its cache of joint graphs; inductor's own cache does without.
+    warnings.filterwarnings("ignore", message=r"\w+ does not implement _stable_hash_for_caching")
     for name, fragments in _SAYS_NOTHING.items():
         log = logging.getLogger(name)
         log.filters = [f for f in log.filters if getattr(f, "__name__", "") != "_means_something"]

@@ -44,11 +44,13 @@ RUN = ["run.num_inference_steps=12"]
 ROUNDS = 3  # of the winner and the best cell in turn
 
 
-def ob(*words: str, folder: Path) -> float:
-    """Wall seconds of a command, which finds nothing compiled by an earlier one."""
+def ob(*words: str, folder: Path, fine: tuple[int, ...] = (0,)) -> float:
+    """Wall seconds of a command, which finds nothing compiled by an earlier one. Raises where it ends otherwise."""
     cold = os.environ | {"TORCHINDUCTOR_CACHE_DIR": tempfile.mkdtemp(dir=folder)}
     command, start = [sys.executable, "-m", "optbuilder", *words], time.perf_counter()
-    subprocess.run(command, cwd=folder, check=True, stdout=subprocess.DEVNULL, env=cold)
+    done = subprocess.run(command, cwd=folder, stdout=subprocess.DEVNULL, env=cold)
+    if done.returncode not in fine:
+        raise RuntimeError(f"exit code {done.returncode}: {' '.join(command)}")
     return time.perf_counter() - start
 
 
@@ -56,7 +58,9 @@ def grid(model: str, folder: Path) -> dict[str, Any]:
     """Every cell of the space, measured: what was chosen, how it ended, its calls in seconds, and PSNR."""
     stages = {stage: ["none", *options] for stage, options in SPACES[model].items()}
     words = [f"{stage}={','.join(options)}" for stage, options in stages.items()]
-    seconds = ob("-m", f"model={model}", *RUN, *words, "hydra.sweep.dir=grid", folder=folder)
+    seconds = ob(
+        "-m", f"model={model}", *RUN, *words, "hydra.sweep.dir=grid", folder=folder, fine=(0, 1)
+    )  # a cell may fail
     cells = []
     for name, outcome in jobs(folder / "grid").items():
         if name.isdigit():
