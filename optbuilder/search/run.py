@@ -121,7 +121,7 @@ def _leave_one_out(given: Search, study: Any, space: Space, finalists: Sequence[
     top = answer(given.settings, known(study), finalists, False).winner
     for stage in top.choice if top is not None else ():
         rest = without(top.choice, stage)
-        left = time.monotonic() - start < given.settings.budget_s
+        left = given.settings.budget_s - (time.monotonic() - start) > top.figures.get("cold_start", 0.0)
         if left and rest not in [dict(t.choice) for t in known(study)] and not _cell(given, "", rest).reasons:
             measured(study, space, rest, given.settings.objectives, lambda *trial: _trial(given, study, *trial))
 
@@ -154,7 +154,7 @@ def confirmed(given: Search, so_far: Sequence[Tried], start: float) -> Iterator[
         left_s = given.settings.budget_s - (time.monotonic() - start)
         if again is not None:
             yield again
-        elif not one.choice or left_s > 0:
+        elif not one.choice or left_s > one.figures.get("cold_start", 0.0):
             name, reference = f"{one.name}_confirmed", _reference(given, so_far)
             each_s = max(5.0, left_s / (len(done) - number))
             repeats = [f"run.repeats={given.settings.confirm_repeats}", f"run.repeats_budget_s={each_s:.0f}"]
