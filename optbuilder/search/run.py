@@ -154,7 +154,7 @@ def confirmed(given: Search, so_far: Sequence[Tried], start: float) -> Iterator[
         left_s = given.settings.budget_s - (time.monotonic() - start)
         if again is not None:
             yield again
-        elif not one.choice or left_s > one.figures.get("cold_start", 0.0):
+        elif not one.choice or left_s > 0:
             name, reference = f"{one.name}_confirmed", _reference(given, so_far)
             each_s = max(5.0, left_s / (len(done) - number))
             repeats = [f"run.repeats={given.settings.confirm_repeats}", f"run.repeats_budget_s={each_s:.0f}"]
