@@ -67,9 +67,7 @@ def against_run(directory: Path, plan: Plan, result: Result, setup_s: float, her
     """Quality beside an earlier run directory, which must have the same prompts and seeds, and speed if the environment
     there was like the one `here`."""
     reference = pictures(directory)
-    images = [
-        replace(image, pixels=(still(image.pixels) * 255).round() / 255) for image in result.images
-    ]  # as a PNG holds it
+    images = as_recorded(result.images)
     found = {"against": str(directory), **claimed(compared(images, reference), plan)}
     if _judged(plan):
         found["shapes"] = shapes_kept(images, reference)
@@ -80,6 +78,11 @@ def against_run(directory: Path, plan: Plan, result: Result, setup_s: float, her
         extra_s = setup_s - setup_seconds(metrics["phases"], metrics["phases"]["first_call_s"], calls["median"])
         found["speed"] = speed(calls["samples"], result, extra_s)
     return found
+
+
+def as_recorded(images: Sequence[Image]) -> list[Image]:
+    """The pictures as a PNG holds them: in 8 bits, and of a video the frames that are kept."""
+    return [replace(image, pixels=(still(image.pixels) * 255).round() / 255) for image in images]
 
 
 def claimed(figures: dict[str, Any], plan: Plan) -> dict[str, Any]:

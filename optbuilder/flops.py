@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from optbuilder.model import expand
+
+log = logging.getLogger(__name__)
 
 Given = tuple[tuple[Any, ...], dict[str, Any]]
 
@@ -47,7 +50,8 @@ def size(module: Any, given: Given) -> dict[str, int | None]:
     try:
         with torch.no_grad(), FlopCounterMode(display=False) as counter:
             bare(*args, **kwargs)
-    except (NotImplementedError, RuntimeError):  # what the meta device raises when asked for a value
+    except (NotImplementedError, RuntimeError) as error:  # what the meta device raises when asked for a value
+        log.info("the operations of %s are not counted: %s", type(module).__name__, error)
         return {"parameters": bare.num_parameters(), "flops": None}
     return {"parameters": bare.num_parameters(), "flops": counter.get_total_flops()}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -90,9 +90,10 @@ def same_pictures(
     images: Sequence[Image], expected: Sequence[Image], psnr_elsewhere: float, elsewhere: Sequence[str]
 ) -> Check:
     """Bit-identical on the same hardware and versions; elsewhere within a distance, since rounding differs."""
+    from optbuilder.baseline import as_recorded
     from optbuilder.quality import compared
 
-    drawn = [replace(image, pixels=(image.pixels * 255).round() / 255) for image in images]
+    drawn = as_recorded(images)
     if sorted(i.pixels.shape for i in drawn) != sorted(i.pixels.shape for i in expected):
         return Check("pictures", False, f"{len(expected)} expected, {len(drawn)} drawn, or other sizes")
     found = compared(drawn, expected)

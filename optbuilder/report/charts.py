@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from html import escape
-from operator import le
 
 import plotly.graph_objects as go
 
+from optbuilder.front import unbeaten
 from optbuilder.report.cells import IDENTICAL_DB, Cell, grouped
 from optbuilder.report.contribution import Contribution
 from optbuilder.show import bytes_text
@@ -23,14 +23,7 @@ CALL = ("text_encode_s", "denoise_s", "decode_s")
 
 def front(found: Sequence[Cell], figures: Callable[[Cell], tuple[float, ...]]) -> set[str]:
     """The names of the jobs that no other one comparable with them beats in all figures, of which less is better."""
-    return {cell.name for group in grouped(found).values() for cell in _unbeaten(group, figures)}
-
-
-def _unbeaten(group: Sequence[Cell], figures: Callable[[Cell], tuple[float, ...]]) -> Iterator[Cell]:
-    points = [figures(cell) for cell in group]
-    for cell, own in zip(group, points, strict=True):
-        if not any(other != own and all(map(le, other, own)) for other in points):
-            yield cell
+    return {cell.name for group in grouped(found).values() for cell in unbeaten(group, figures)}
 
 
 def speed_and_quality(cell: Cell) -> tuple[float, ...]:

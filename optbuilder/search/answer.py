@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from operator import le
 from pathlib import Path
 
 from optbuilder.builder import Plan
+from optbuilder.front import unbeaten
 from optbuilder.recipe import write_recipe
 from optbuilder.record import write_json
 from optbuilder.script import write_script
@@ -140,9 +140,4 @@ def front(known: Sequence[Tried]) -> list[Tried]:
     def figures(one: Tried) -> tuple[float, float, float]:
         return one.figures["latency"], one.figures["memory"], -one.figures.get("psnr", float("inf"))
 
-    def beaten(one: Tried) -> bool:
-        own = figures(one)
-        return any(figures(o) != own and all(map(le, figures(o), own)) for o in ok)
-
-    ok = [t for t in known if t.ok]
-    return [t for t in ok if not beaten(t)]
+    return unbeaten([t for t in known if t.ok], figures)
