@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from omegaconf.errors import OmegaConfBaseException
 from optbuilder.builder import resolve
 from optbuilder.bundle import bundle
 from optbuilder.directories import is_worker
-from optbuilder.environment import cpu_name
+from optbuilder.environment import cpu_name, process_age_s
 from optbuilder.errors import Refused, nearest
 from optbuilder.folders import CONF
 from optbuilder.isolation import isolated
@@ -106,7 +107,10 @@ def run_search(config: Mapping[str, Any], hydra_config: DictConfig) -> Outcome:
     log_settings = OmegaConf.to_container(hydra_config.job_logging, resolve=True)
     directory = Path(hydra_config.runtime.output_dir)
     machine = f"{plan.machine.device} {plan.machine.name or cpu_name()}"
-    given = Search(settings, words, lambda w: loader.load_sweep_config(master, w), log_settings, directory, machine)
+    until = time.monotonic() - process_age_s() + settings.budget_s  # the budget counts from the command on
+    given = Search(
+        settings, words, lambda w: loader.load_sweep_config(master, w), log_settings, directory, machine, until
+    )
     found = search(given, space)
     print(*found.said, f"files       {directory}", sep="\n")
     if found.stopped:

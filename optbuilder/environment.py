@@ -6,9 +6,11 @@ import os
 import platform
 import re
 import subprocess
+import time
 from pathlib import Path
 from typing import Any
 
+import psutil
 from omegaconf import OmegaConf
 from omegaconf.resolvers.oc import env
 
@@ -31,6 +33,11 @@ PACKAGES = (
 _MATTERS = re.compile(r"^(TORCH|PYTORCH|CUDA|NCCL|OMP|MKL|OPENBLAS|KMP|HF_|DIFFUSERS|TRITON|CXX|LD_PRELOAD)")
 _SECRET = re.compile(r"TOKEN|SECRET|PASS|PWD|KEY|AUTH|CREDENTIAL|COOKIE|SIGNATURE|PRIVATE", re.I)
 _IN_URL = re.compile(r"(?<=://)[^/@\s]+(?=@)")
+
+
+def process_age_s() -> float:
+    """Seconds since this process began, before Python itself had started."""
+    return time.time() - psutil.Process().create_time()
 
 
 def versions() -> dict[str, str | None]:

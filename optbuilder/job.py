@@ -12,11 +12,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from optbuilder.builder import Plan, resolve
 from optbuilder.effects import Effect, apply
-from optbuilder.environment import environment
+from optbuilder.environment import environment, process_age_s
 from optbuilder.errors import NoEffect, Refused, UnexpectedHooks, failure
 from optbuilder.foreign import filled, misfit, read_json
 from optbuilder.measure import Memory
@@ -166,7 +164,7 @@ def _head(config: Mapping[str, Any], outcome: Outcome) -> dict[str, Any]:
 
 def _run(plan: Plan, outcome: Outcome, bars: bool) -> None:
     hush()
-    started_s = time.time() - psutil.Process().create_time()
+    started_s = process_age_s()
     start = time.perf_counter()
     import diffusers  # noqa: F401 - the import is a phase of its own
 

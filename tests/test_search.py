@@ -5,8 +5,11 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import time
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,6 +20,7 @@ from hydra.types import RunMode
 from optbuilder.folders import CONF
 from optbuilder.job import Outcome, recorded
 from optbuilder.search.answer import answer, contributions, front
+from optbuilder.search.confirm import confirmed, fits
 from optbuilder.search.propose import propose
 from optbuilder.search.run import Search, search
 from optbuilder.search.settings import Limits, SearchSettings
@@ -193,7 +197,7 @@ def simulated(directory: Path, objective: Any, storage: str | None = None) -> Se
     settings = SearchSettings(objective=objective, budget="60s", storage=storage)
     directory.mkdir()
     compose = lambda more: loader.load_sweep_config(master, more)  # noqa: E731
-    return Search(settings, words, compose, {"handlers": {}}, directory, "here", run)
+    return Search(settings, words, compose, {"handlers": {}}, directory, "here", time.monotonic() + 60, run)
 
 
 @pytest.fixture
@@ -236,6 +240,26 @@ def test_workers_share_a_search_and_one_that_died_is_waited_for_no_longer(
     count = len(trials.known(study))
     search(simulated(tmp_path / "two", "latency", storage), space)
     assert len(trials.known(study)) == count and not list((tmp_path / "two").glob("[0-9]"))
+
+
+@pytest.mark.parametrize(("left_s", "expected"), [(100, "3021"), (62, "302"), (40, "30"), (20, "")])
+def test_the_best_is_measured_again_first_and_nothing_that_does_not_end_within_the_budget(
+    hydra_ready, tmp_path, monkeypatch, left_s, expected
+):
+    """The slowest of four plans is the baseline, number 0; trials take 20 s, its own 5 s."""
+    now, given = [0.0], simulated(tmp_path / "s", "latency")
+    monkeypatch.setattr("optbuilder.search.run.time", SimpleNamespace(monotonic=lambda: now[0]))
+    choices = [{}, {"layout": "channels_last"}, {"compile": "regional"}, {"compile": "full"}]
+    known = [replace(measured(c, str(n)), seconds=20.0 if c else 5.0) for n, c in enumerate(choices)]
+
+    def run(config, choices, folder, log_settings):
+        now[0] += next(t.seconds for t in known if folder.name == f"{t.name}_confirmed")
+        now[0] += config["run"]["repeats_budget_s"]
+        return given.run(config, choices, folder, log_settings)
+
+    again = list(confirmed(replace(given, run=run, until=left_s), known))
+    assert "".join(t.name[0] for t in again) == expected and now[0] <= left_s
+    assert not fits(replace(given, until=now[0] + 30), known, {})  # 25 s for the two again, 6 s for repeats
 
 
 @pytest.mark.parametrize(
@@ -290,7 +314,6 @@ def test_ctrl_c_keeps_what_was_found_and_answers(ob, tiny, tmp_path):
     import signal
     import subprocess
     import sys
-    import time
 
     words = ["action=search", *of(tiny["sdxl"]), "search.budget=10m", "compile=none", "hydra.run.dir=found"]
     command = [sys.executable, "-m", "optbuilder", *words]

@@ -16,6 +16,7 @@ from optbuilder.search.tried import Choice, Tried, best, gain, without
 
 BETTER = {"latency": "faster", "throughput": "more pictures per second", "memory": "less memory",
           "cold_start": "sooner", "energy": "less energy"}  # fmt: skip
+ONCE = "It was measured once only: the budget was spent, or the search stopped."
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,7 @@ class Answer:
 def answer(settings: SearchSettings, known: Sequence[Tried], finalists: Sequence[Tried], stopped: bool) -> Answer:
     """The best for each objective of what was measured twice and keeps every limit both times; else of the trials."""
     limits, objectives = settings.limits, settings.objectives
-    again = [t for t in finalists if t.within(limits)]
+    again = [t for t in finalists if t.within(limits)] if any(t.choice for t in finalists) else []
     broken = [t for t in finalists if not t.within(limits)]
     once = [t for t in known if t.within(limits) and not _lost(t, broken)]
     start = next((t for t in finalists if not t.choice), None) or next((t for t in known if not t.choice), None)
@@ -51,6 +52,8 @@ def answer(settings: SearchSettings, known: Sequence[Tried], finalists: Sequence
     for objective, top in winners.items():
         head = f"For {objective}: " if len(winners) > 1 else ""
         said += [f"{head}{sentence(top, start, objective)}", *contributions(top, known, objective)]
+        if top not in finalists:
+            said.append(ONCE)
     return Answer(winners, [*said, *others(known)], stopped)
 
 

@@ -1,4 +1,4 @@
-"""Run a search: propose, plan, run isolated, until the budget is spent; then measure the finalists again."""
+"""Run a search: propose, plan, run isolated, as long as the budget lasts; then measure the finalists again."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from typing import Any
 
 from optbuilder.grid import Cell, Compose, planned
 from optbuilder.isolation import isolated
-from optbuilder.job import Outcome, recorded
+from optbuilder.job import Outcome
 from optbuilder.overrides import assigned
 from optbuilder.search.answer import Answer, answer, front, write_answer
+from optbuilder.search.confirm import confirmations, confirmed, duration_s, fits
 from optbuilder.search.propose import Space, propose
 from optbuilder.search.settings import SearchSettings
 from optbuilder.search.trials import ended, known, measured, opened, running, sampled
 from optbuilder.search.tried import Choice, Tried, best, tried, without
 from optbuilder.show import sweep_line, wide_console
 
-EXPLORING = 0.75  # of the budget; the rest is for measuring the finalists again
-FINALISTS = 3
 WAIT_S = 2.0
+ENDING_S = 2.0  # for the report, the recipe and the script
 NOTHING_YET = "nothing within the limits yet"
 
 
@@ -37,12 +37,33 @@ class Search:
     log_settings: Mapping[str, Any]
     directory: Path
     machine: str  # figures of other machines cannot be compared
+    until: float  # when the budget is spent, on the clock of time.monotonic
     run: Callable[..., Outcome] = isolated
+
+    def left_s(self) -> float:
+        return self.until - ENDING_S - time.monotonic()
+
+    def cell(self, name: str, choice: Choice, reference: Path | None = None, *more: str) -> Cell:
+        words = [*self.words, *(f"{stage}={option}" for stage, option in choice.items()), "action=generate", *more]
+        if reference is not None:
+            words.append(assigned("run.compare", reference))
+        return planned(name, words, self.compose)
+
+    def measure(self, cell: Cell) -> Outcome:
+        folder = self.directory / cell.name
+        folder.mkdir(parents=True, exist_ok=True)
+        handlers = {k: {**v, **({"filename": str(folder / "run.log")} if "filename" in v else {})}
+                    for k, v in self.log_settings["handlers"].items()}  # fmt: skip
+        return self.run(cell.config, cell.choices, folder, {**self.log_settings, "handlers": handlers})
+
+    def reference(self, so_far: Sequence[Tried]) -> Path | None:
+        """The folder of the baseline, once it is there: this worker's own, or else another's."""
+        folders = [t.folder for t in so_far if not t.choice and t.ok]
+        return next((f for f in folders if f.parent == self.directory.resolve()), next(iter(folders), None))
 
 
 def search(given: Search, space: Space) -> Answer:
     """Try plans until the budget is spent or nothing is left that may win. Ctrl-C keeps everything and answers too."""
-    start = time.monotonic()
     settings = {k: v for k, v in vars(given.settings).items() if k not in ("budget", "storage")}
     study = opened(
         given.settings.storage, given.directory, [given.words, given.machine, settings], given.settings.objectives
@@ -50,18 +71,17 @@ def search(given: Search, space: Space) -> Answer:
     stopped: list[int] = []
     with _noted(stopped):
         try:
-            while time.monotonic() - start < EXPLORING * given.settings.budget_s and not stopped:
-                if not _step(given, study, space):
-                    break
-            finalists = [] if stopped else list(confirmed(given, known(study), start))
+            while not stopped and _step(given, study, space):
+                pass
+            finalists = [] if stopped else list(confirmed(given, known(study)))
             if not stopped:
-                _leave_one_out(given, study, space, finalists, start)
+                _leave_one_out(given, study, space, finalists)
         except KeyboardInterrupt:
             finalists = []
     tries = known(study)
-    finalists = finalists or [t for _, t in _confirmations(given, tries) if t is not None]
+    finalists = finalists or [t for _, t in confirmations(given, tries) if t is not None]
     found = answer(given.settings, tries, finalists, bool(stopped))
-    write_answer(given.directory, given.settings, tries, found, lambda choice: _cell(given, "", choice).plan)
+    write_answer(given.directory, given.settings, tries, found, lambda choice: given.cell("", choice).plan)
     return found
 
 
@@ -81,15 +101,17 @@ def _noted(stopped: list[int]) -> Iterator[None]:
 
 
 def _step(given: Search, study: Any, space: Space) -> bool:
-    """One trial; False where nothing is left to try."""
+    """One trial; False where nothing is left to try, or no time for it."""
     objectives, so_far, busy = given.settings.objectives, known(study), running(study)
+    if not fits(given, so_far, {}):
+        return False
     if not so_far and {} in busy:  # another worker measures what everything is compared with
         time.sleep(WAIT_S)
         ended(study)
         return True
 
     def accepts(choice: Choice) -> bool:
-        return not _cell(given, "", choice).reasons
+        return fits(given, so_far, choice) and not given.cell("", choice).reasons
 
     turn = len(so_far) % len(objectives)
     proposals = (
@@ -109,74 +131,21 @@ def _trial(given: Search, study: Any, name: str, choice: Choice, trial: Any) -> 
     """Run one plan and say how it ended, and what is the best so far."""
     folder, so_far = (given.directory / name).resolve(), known(study)
     trial.set_user_attr("folder", str(folder))
-    outcome = _run(given, _cell(given, name, choice, _reference(given, so_far)))
+    outcome = given.measure(given.cell(name, choice, given.reference(so_far)))
     found = tried(folder, choice, outcome)
     trial.set_constraint("limits", 0.0 if found.within(given.settings.limits) else 1.0)
     _show(name, outcome, [*so_far, found], given.settings)
     return found
 
 
-def _leave_one_out(given: Search, study: Any, space: Space, finalists: Sequence[Tried], start: float) -> None:
-    """Measure the winner without each of its techniques, as far as that is unknown and the budget lasts."""
+def _leave_one_out(given: Search, study: Any, space: Space, finalists: Sequence[Tried]) -> None:
+    """Measure the winner without each of its techniques, as far as that is unknown and ends within the budget."""
     top = answer(given.settings, known(study), finalists, False).winner
     for stage in top.choice if top is not None else ():
-        rest = without(top.choice, stage)
-        left = given.settings.budget_s - (time.monotonic() - start) > top.figures.get("cold_start", 0.0)
-        if left and rest not in [dict(t.choice) for t in known(study)] and not _cell(given, "", rest).reasons:
+        so_far, rest = known(study), without(top.choice, stage)
+        new = rest not in [dict(t.choice) for t in so_far] and not given.cell("", rest).reasons
+        if new and duration_s(so_far, rest) <= given.left_s():
             measured(study, space, rest, given.settings.objectives, lambda *trial: _trial(given, study, *trial))
-
-
-def _reference(given: Search, so_far: Sequence[Tried]) -> Path | None:
-    """The folder of the baseline, once it is there: this worker's own, or else another's."""
-    folders = [t.folder for t in so_far if not t.choice and t.ok]
-    return next((f for f in folders if f.parent == given.directory.resolve()), next(iter(folders), None))
-
-
-def _cell(given: Search, name: str, choice: Choice, reference: Path | None = None, *more: str) -> Cell:
-    words = [*given.words, *(f"{stage}={option}" for stage, option in choice.items()), "action=generate", *more]
-    if reference is not None:
-        words.append(assigned("run.compare", reference))
-    return planned(name, words, given.compose)
-
-
-def _run(given: Search, cell: Cell) -> Outcome:
-    folder = given.directory / cell.name
-    folder.mkdir(parents=True, exist_ok=True)
-    handlers = {k: {**v, **({"filename": str(folder / "run.log")} if "filename" in v else {})}
-                for k, v in given.log_settings["handlers"].items()}  # fmt: skip
-    return given.run(cell.config, cell.choices, folder, {**given.log_settings, "handlers": handlers})
-
-
-def confirmed(given: Search, so_far: Sequence[Tried], start: float) -> Iterator[Tried]:
-    """The finalists, and the baseline, measured again with the repeats that the answer's figures need."""
-    done = _confirmations(given, so_far)
-    for number, (one, again) in enumerate(done):
-        left_s = given.settings.budget_s - (time.monotonic() - start)
-        if again is not None:
-            yield again
-        elif not one.choice or left_s > 0:
-            name, reference = f"{one.name}_confirmed", _reference(given, so_far)
-            each_s = max(5.0, left_s / (len(done) - number))
-            repeats = [f"run.repeats={given.settings.confirm_repeats}", f"run.repeats_budget_s={each_s:.0f}"]
-            outcome = _run(given, _cell(given, name, one.choice, reference, *repeats))
-            wide_console().print(sweep_line(name, outcome), markup=False)
-            yield tried(given.directory / name, one.choice, outcome)
-
-
-def _confirmations(given: Search, so_far: Sequence[Tried]) -> list[tuple[Tried, Tried | None]]:
-    """The baseline and the finalists for each objective, each with its second measurement if that is there."""
-    chosen = [t for t in so_far if not t.choice]
-    for objective in given.settings.objectives:
-        fit = [t for t in so_far if t.choice and t.within(given.settings.limits)]
-        fit.sort(key=lambda t: t.figures[objective])
-        top = best(fit, objective)
-        chosen += [top, *(t for t in fit[:FINALISTS] if t is not top)] if top else []
-    found = []
-    for one in {t.folder: t for t in chosen}.values():
-        folder = given.directory / f"{one.name}_confirmed"
-        there = (folder / "metrics.json").is_file()
-        found.append((one, tried(folder, one.choice, recorded(folder)) if there else None))
-    return found
 
 
 def _show(name: str, outcome: Outcome, so_far: Sequence[Tried], settings: SearchSettings) -> None:

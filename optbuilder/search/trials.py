@@ -71,9 +71,12 @@ def opened(storage: str | None, directory: Path, question: Any, objectives: Sequ
 def known(study: Any) -> list[Tried]:
     """What every finished trial measured, from the records that the jobs left."""
     finished = [t for t in study.trials if t.state.is_finished() and "folder" in t.user_attrs]
-    folders = {Path(trial.user_attrs["folder"]): choice_of(trial.params) for trial in finished}
-    there = {folder: choice for folder, choice in folders.items() if (folder / "metrics.json").is_file()}
-    return [tried(folder, choice, recorded(folder)) for folder, choice in there.items()]
+    trials = {Path(trial.user_attrs["folder"]): trial for trial in finished}
+    return [
+        tried(folder, choice_of(trial.params), recorded(folder), trial.duration.total_seconds())
+        for folder, trial in trials.items()
+        if (folder / "metrics.json").is_file()
+    ]
 
 
 def running(study: Any) -> list[Choice]:

@@ -30,6 +30,7 @@ class Tried:
     figures: Mapping[str, float] = field(default_factory=dict)
     calls: Sequence[float] = ()
     pictures: float = 1.0  # per call
+    seconds: float = 0.0  # that the whole trial took, its process and compiling too
 
     @property
     def name(self) -> str:
@@ -45,11 +46,11 @@ class Tried:
         return self.ok and kept and all(self.figures.get(n, float("inf")) >= x for n, x in limits.least.items())
 
 
-def tried(folder: Path, choice: Choice, outcome: Outcome) -> Tried:
+def tried(folder: Path, choice: Choice, outcome: Outcome, seconds: float = 0.0) -> Tried:
     """From the record of a job."""
     metrics = outcome.metrics
     if "latency" not in metrics:
-        return Tried(folder, choice, outcome.status)
+        return Tried(folder, choice, outcome.status, seconds=seconds)
     quality, latency = metrics["quality"] or {}, metrics["latency"]
     pictures = len(metrics["images"] or "x") / len({call["call"] for call in latency["calls"] or [{"call": 0}]})
     figures: dict[str, Any] = {
@@ -63,7 +64,7 @@ def tried(folder: Path, choice: Choice, outcome: Outcome) -> Tried:
         "break_even": (quality.get("speed") or {}).get("break_even_images"),
     }
     known = {key: float(value) for key, value in figures.items() if value is not None}
-    return Tried(folder, choice, outcome.status, known, latency["call_s"]["samples"], pictures)
+    return Tried(folder, choice, outcome.status, known, latency["call_s"]["samples"], pictures, seconds)
 
 
 MARGIN = {"memory": 0.02, "cold_start": 0.1, "energy": 0.05}  # a single figure each: less than this is no difference
