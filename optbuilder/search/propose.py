@@ -6,6 +6,7 @@ A function of what is known and nothing else: a search that goes on, or several 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import combinations
 
 from optbuilder.search.settings import BATCH, Limits
 from optbuilder.search.tried import Choice, Tried, best, gain, without
@@ -38,35 +39,36 @@ def candidates(known: Sequence[Tried], space: Space, objective: str, limits: Lim
     eager = [t for t in known if DEAR not in t.choice]
     if (start := next((t for t in eager if not t.choice), None)) is None:
         return
-    alone = winners(known, start, objective, limits)
-    yield from united(alone, eager, objective, limits)
+    alone = singles_within(known, start, objective, limits)
+    gained = [t for t in alone if gain(t, start, objective)[0] > 1]
+    yield from united(gained, eager, objective, limits)
     yield from compiled(known, space, eager, objective, limits)
     if top := best([t for t in known if t.within(limits)], objective):
         yield from tuned(top, space)
         for stage in top.choice:  # what each technique of the best contributes, and whether it is better without
             yield without(top.choice, stage)
+    may_have = [t for t in alone if gain(t, start, objective)[2] > 1]  # the measurements cannot tell
+    yield from united(may_have, eager, objective, limits)
+    yield from ({**one.choice, **other.choice} for one, other in combinations(may_have, 2))
 
 
-def winners(known: Sequence[Tried], start: Tried, objective: str, limits: Limits) -> list[Tried]:
-    """The single techniques that may help, one for each stage, the most helpful first: what surely loses is out."""
+def singles_within(known: Sequence[Tried], start: Tried, objective: str, limits: Limits) -> list[Tried]:
+    """The single techniques that keep the quality, the best one of each stage, the most helpful first."""
     quality = Limits(least=limits.least)
     alone = [t for t in known if len(t.choice) == 1 and DEAR not in t.choice and t.within(quality)]
-    helpful = [t for t in alone if objective in t.figures and gain(t, start, objective)[2] > 1]
-    helpful.sort(key=lambda t: -gain(t, start, objective)[0])
-    stages = dict.fromkeys(stage for t in helpful for stage in t.choice)
-    return [next(t for t in helpful if stage in t.choice) for stage in stages]
+    alone = sorted((t for t in alone if objective in t.figures), key=lambda t: -gain(t, start, objective)[0])
+    stages = dict.fromkeys(stage for t in alone for stage in t.choice)
+    return [next(t for t in alone if stage in t.choice) for stage in stages]
 
 
 def united(alone: Sequence[Tried], eager: Sequence[Tried], objective: str, limits: Limits) -> Iterator[Choice]:
-    """The best so far with each other winner, the winners all together, and each pair of them."""
+    """The best so far with each other one, then the first ones all together."""
     top = best([t for t in eager if t.within(Limits(least=limits.least))], objective)
-    for winner in alone:
-        if top is not None and not set(winner.choice) & set(top.choice):
-            yield {**top.choice, **winner.choice}
+    for one in alone:
+        if top is not None and not set(one.choice) & set(top.choice):
+            yield {**top.choice, **one.choice}
     for count in range(2, len(alone) + 1):
         yield {stage: option for t in alone[:count] for stage, option in t.choice.items()}
-    for number, one in enumerate(alone):
-        yield from ({**one.choice, **other.choice} for other in alone[number + 1 :])
 
 
 def compiled(
