@@ -43,7 +43,7 @@ def against_baseline(
         "noise_floor": floors,
         "below_floor": below(quality, floors),
         "lossless_declared": lossless,
-        "shapes": shapes_kept(result.images, reference.images) if _judged(plan) else None,
+        "shapes": shapes_kept(result.images, reference.images) if _judged(plan, result.images) else None,
         "speed": speed(call_seconds(reference), result, setup_s - reference_setup_s),
     }
 
@@ -69,7 +69,7 @@ def against_run(directory: Path, plan: Plan, result: Result, setup_s: float, her
     reference = pictures(directory)
     images = as_recorded(result.images)
     found = {"against": str(directory), **claimed(compared(images, reference), plan)}
-    if _judged(plan):
+    if _judged(plan, images):
         found["shapes"] = shapes_kept(images, reference)
     metrics = recorded(directory).metrics
     found["unfair"] = list(unfair(metrics.get("environment") or {}, here))
@@ -90,8 +90,13 @@ def claimed(figures: dict[str, Any], plan: Plan) -> dict[str, Any]:
     return {"of_random_weights": figures} if plan.model.weights == "dummy" else figures
 
 
-def _judged(plan: Plan) -> bool:
-    return plan.model.repo_id.startswith("package:") and plan.model.weights == "pretrained"
+def _judged(plan: Plan, images: Sequence[Image]) -> bool:
+    """Whether the pictures are of a model that comes along, in its size and of what it knows to draw."""
+    if not plan.model.repo_id.startswith("package:") or plan.model.weights != "pretrained":
+        return False
+    from optbuilder.shapes.judge import SIZE, asked
+
+    return all(image.pixels.shape[:2] == SIZE and asked(image.prompt) for image in images)
 
 
 def pictures(directory: Path) -> list[Image]:

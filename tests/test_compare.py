@@ -82,3 +82,23 @@ def test_an_unknown_or_missing_tracker_is_refused(main, tiny):
     assert code == 2 and "Did you mean 'tensorboard'?" in err
     code, _, err = main("action=plan", *of(tiny["sdxl"])[:2], "track=aim")
     assert code == 2 and "the package aim is not installed" in err
+
+
+@pytest.mark.parametrize(
+    ("words", "judged"),
+    [
+        (["run.prompts=[a red circle on a blue background]", "run.num_inference_steps=8"], True),
+        (["run.prompts=[a cat on a mat]", "run.num_inference_steps=2"], False),
+        (
+            ["run.prompts=[a red circle on a blue background]", "run.height=96", "run.width=64"]
+            + ["run.num_inference_steps=2"],
+            False,
+        ),
+    ],
+)
+def test_the_shapes_of_a_model_that_comes_along_are_judged_where_the_judge_can_read_them(main, tmp_path, words, judged):
+    once = ["run.repeats=1", "run.warmup=0", "hydra.run.dir=x"]
+    code, _, err = main("model=shapes_flux", "precision=bf16", "run.compare=baseline", *words, *once)
+    assert code == 0, err
+    shapes = read(tmp_path / "x" / "metrics.json")["quality"]["shapes"]
+    assert shapes == ({"here": 1, "baseline": 1, "of": 1} if judged else None)

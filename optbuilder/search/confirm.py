@@ -23,12 +23,10 @@ def confirmed(given: Search, so_far: Sequence[Tried]) -> Iterator[Tried]:
     found = confirmations(given, so_far)
     yield from (again for _, again in found if again is not None)
     waiting = [one for one, again in found if again is None]
-    while waiting:
-        while waiting and sum(t.seconds for t in waiting) > given.left_s():
-            waiting.pop()
-        if waiting:
-            spare_s = (given.left_s() - sum(t.seconds for t in waiting)) / len(waiting)
-            yield _again(given, so_far, waiting.pop(0), spare_s)
+    for number, one in enumerate(waiting):
+        if one.seconds <= (left_s := given.left_s()):
+            spare_s = left_s - sum(t.seconds for t in waiting[number:])
+            yield _again(given, so_far, one, spare_s / len(waiting[number:]))
 
 
 def _again(given: Search, so_far: Sequence[Tried], one: Tried, spare_s: float) -> Tried:
@@ -41,8 +39,12 @@ def _again(given: Search, so_far: Sequence[Tried], one: Tried, spare_s: float) -
 
 def confirmations(given: Search, so_far: Sequence[Tried]) -> list[tuple[Tried, Tried | None]]:
     """The finalists in the order of their need, each with its second measurement if that is there."""
+    return _with_again(given, [*_needed(given, so_far), *_others(given, so_far)])
+
+
+def _with_again(given: Search, finalists: Sequence[Tried]) -> list[tuple[Tried, Tried | None]]:
     found = []
-    for one in {t.folder: t for t in [*_needed(given, so_far), *_others(given, so_far)]}.values():
+    for one in {t.folder: t for t in finalists}.values():
         folder = given.directory / f"{one.name}_confirmed"
         there = (folder / "metrics.json").is_file()
         found.append((one, tried(folder, one.choice, recorded(folder)) if there else None))
@@ -50,9 +52,11 @@ def confirmations(given: Search, so_far: Sequence[Tried]) -> list[tuple[Tried, T
 
 
 def fits(given: Search, so_far: Sequence[Tried], choice: Choice) -> bool:
-    """Whether a trial can end and leave room to measure the best and the baseline again."""
-    again_s = sum(t.seconds for t in _needed(given, so_far)) + REPEATING * given.settings.budget_s
-    return duration_s(so_far, choice) + again_s <= given.left_s()
+    """Whether a trial can end and leave room to measure the best (it may be this one) and the baseline again."""
+    trial_s, needed = duration_s(so_far, choice), _needed(given, so_far)
+    waiting = [one for one, again in _with_again(given, needed) if again is None]
+    again_s = sum(t.seconds for t in waiting) or trial_s
+    return trial_s + again_s + REPEATING * given.settings.budget_s <= given.left_s()
 
 
 def duration_s(so_far: Sequence[Tried], choice: Choice) -> float:

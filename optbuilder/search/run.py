@@ -69,14 +69,18 @@ def search(given: Search, space: Space) -> Answer:
         given.settings.storage, given.directory, [given.words, given.machine, settings], given.settings.objectives
     )
     stopped: list[int] = []
+    finalists: list[Tried] = []
     with _noted(stopped):
         try:
-            while not stopped and _step(given, study, space):
-                pass
-            finalists = [] if stopped else list(confirmed(given, known(study)))
+            more = True
+            while more and not stopped:
+                more = _explored(given, study, space, stopped)
+                finalists = [] if stopped else list(confirmed(given, known(study)))  # may leave time to explore more
             if not stopped:
                 _leave_one_out(given, study, space, finalists)
-        except KeyboardInterrupt:
+        except BaseException:  # OmegaConf and SQLAlchemy make errors of their own of an interruption
+            if not stopped:
+                raise
             finalists = []
     tries = known(study)
     finalists = finalists or [t for _, t in confirmations(given, tries) if t is not None]
@@ -98,6 +102,14 @@ def _noted(stopped: list[int]) -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+def _explored(given: Search, study: Any, space: Space, stopped: Sequence[int]) -> bool:
+    """Run trials as long as they fit into the budget; whether there were any."""
+    before = len(known(study))
+    while not stopped and _step(given, study, space):
+        pass
+    return len(known(study)) > before
 
 
 def _step(given: Search, study: Any, space: Space) -> bool:

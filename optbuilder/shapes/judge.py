@@ -21,6 +21,7 @@ COLOURS = {
 }
 REQUEST = re.compile(r"an? (?:(small|large) )?(\w+) (\w+) on an? (\w+) background")
 COLOUR_REACH = 45.0  # of 255, Euclidean in RGB: farther from every colour is no colour
+SIZE = (64, 64)  # pixels: of the pictures that are judged
 FRAME = 2  # pixels at the picture's rim that no shape touches
 CONTRAST = 30.0  # of 255: less between shape and background is a blank picture
 FLAT = 24.0  # of 255: how far a pixel may lie from the line between the two colours
@@ -80,10 +81,17 @@ class Verdict:
         return self.shape_ok and self.colours_ok and self.size_ok and self.clean
 
 
-def judge(picture: Image.Image, prompt: str) -> Verdict:
-    """The verdict on one 64 x 64 picture."""
+def asked(prompt: str) -> re.Match[str] | None:
+    """The size, colour, shape and background that a prompt asks for; None for one that asks for something else."""
     request = REQUEST.fullmatch(prompt)
-    if request is None or request[3] not in TEMPLATES or not {request[2], request[4]} <= COLOURS.keys():
+    known = request and request[3] in TEMPLATES and {request[2], request[4]} <= COLOURS.keys()
+    return request if known else None
+
+
+def judge(picture: Image.Image, prompt: str) -> Verdict:
+    """The verdict on one 64 x 64 picture. Raises ValueError for a prompt that asks for something else."""
+    request = asked(prompt)
+    if request is None:
         raise ValueError(f"The judge does not know how to read this prompt: {prompt!r}")
     size, foreground, shape, background = request.groups()
     found = separate(np.asarray(picture.convert("RGB"), dtype=float))
