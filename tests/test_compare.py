@@ -89,11 +89,7 @@ def test_an_unknown_or_missing_tracker_is_refused(main, tiny):
     [
         (["run.prompts=[a red circle on a blue background]", "run.num_inference_steps=8"], True),
         (["run.prompts=[a cat on a mat]", "run.num_inference_steps=2"], False),
-        (
-            ["run.prompts=[a red circle on a blue background]", "run.height=96", "run.width=64"]
-            + ["run.num_inference_steps=2"],
-            False,
-        ),
+        (["run.prompts=[a red circle on a blue background]", "run.height=96", "run.num_inference_steps=2"], False),
     ],
 )
 def test_the_shapes_of_a_model_that_comes_along_are_judged_where_the_judge_can_read_them(main, tmp_path, words, judged):
