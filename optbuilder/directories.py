@@ -41,6 +41,8 @@ class ExclusiveDirectory(Callback):
         if config.action == "bundle":
             print("action='bundle': a bundle is of one job. Leave -m out, or use the plan that won.", file=sys.stderr)
             sys.exit(2)
+        if run_directory(config.action) == ".":
+            return
         standing = Path(config.hydra.sweep.dir, "multirun.yaml")
         if not standing.is_file():
             create(config.hydra.sweep.dir)

@@ -42,6 +42,16 @@ class Cell:
         return self.plan is not None and not self.reasons and self.same_as is None
 
     @property
+    def status(self) -> str:
+        """How it ends if it does not fail."""
+        return "ok" if self.runs else "skipped" if self.same_as else "refused"
+
+    @property
+    def why_idle(self) -> list[str]:
+        """Why there is nothing to run."""
+        return self.reasons or ([f"does the same as job {self.same_as.name}"] if self.same_as else [])
+
+    @property
     def job_key(self) -> str:
         return job_key(self.config)
 

@@ -13,11 +13,12 @@ from filelock import FileLock, Timeout
 from optbuilder.errors import Refused
 from optbuilder.grid import Cell, Compose, baselines, cells, in_order
 from optbuilder.job import Outcome, record_job, recorded, refused
-from optbuilder.overrides import assigned
+from optbuilder.overrides import assigned, group_of
 from optbuilder.record import plan_json
 from optbuilder.report.page import write_report
 from optbuilder.results import jobs, write_results
 from optbuilder.settings import SweepSettings
+from optbuilder.show import print_plan
 from optbuilder.watch import announce, watched
 
 # What sweep.retry leaves as it is when a grid goes on.
@@ -75,6 +76,19 @@ def _sweep(
     return list(jobs(directory).values())
 
 
+def plan_only(grid: Sequence[list[str]], settings: SweepSettings, compose: Compose) -> list[Outcome]:
+    """Print the plan of every cell that would run; gives how each stands. Nothing is run or written."""
+    outcomes = []
+    for cell in cells(grid, settings.ladder, compose):
+        plan = plan_json(cell.plan, "") if cell.plan else {}
+        outcomes.append(Outcome(cell.status, Path(), cell.why_idle, plan=plan))
+        if cell.runs:
+            words = [word for word in cell.words if group_of(word) != "action"]
+            print(f"job {cell.name}: {' '.join(words) or 'as configured'}")
+            print_plan(plan)
+    return outcomes
+
+
 def stands(cell: Cell, directory: Path, retry: str) -> bool:
     """Whether an earlier start of this grid has left a result of the cell that is to be kept."""
     folder = directory / cell.name
@@ -90,9 +104,8 @@ def stands(cell: Cell, directory: Path, retry: str) -> bool:
 def record_idle(cell: Cell, folder: Path) -> None:
     """Leave the record of a cell that does not run: it is refused, or another one does the same."""
     folder.mkdir(exist_ok=True)
-    reasons = cell.reasons or [f"does the same as job {cell.same_as.name}" if cell.same_as else ""]
-    outcome = refused(folder, reasons)
-    outcome.status = outcome.metrics["status"] = "refused" if cell.reasons else "skipped"
+    outcome = refused(folder, cell.why_idle)
+    outcome.status = outcome.metrics["status"] = cell.status
     if cell.config:
         outcome.metrics["job_key"] = cell.job_key
     if cell.plan:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -167,6 +168,17 @@ def test_the_ladders_that_come_along(model, ob, tmp_path):
     rungs = [len(found) for _, found in sorted(plans.items())]
     assert rungs == [1, 1, 2, 3, 4, 5, 6, 7][: len(rungs)] and len(rungs) == (7 if model == "sdxl" else 8)
     assert {m["status"] for m in jobs(tmp_path / "grid").values()} == {"ok"}
+
+
+def test_the_plan_of_a_grid_is_that_of_each_of_its_jobs(main, tiny, tmp_path):
+    """Nothing is run or written; what is refused, or the same as another, says so."""
+    words = ["precision=fp32,bf16", "layout=none,channels_last", "parallel=none,ulysses"]
+    code, out, err = main("-m", *of(tiny["sdxl"]), "action=plan", *words)
+    assert (code, err) == (0, "") and not list(tmp_path.iterdir())
+    assert len(re.findall(r"^job \d+: .*layout=channels_last parallel=none$", out, re.M)) == 2
+    assert out.count("│ ok ") == 4 and out.count("│ refused") == 4 and "job 1, 3, 5, 7: parallel=ulysses: " in out
+    code, out, _ = main(*of(tiny["sdxl"]), "-m", "action=plan", "sweep.ladder=['precision=bf16','cache=none']")
+    assert code == 0 and out.count("│ skipped") == 1 and "job 2: does the same as job 1" in out
 
 
 RETRIES = {"none": 0, "failed": 1, "refused": 2, "all": 3}

@@ -18,18 +18,23 @@ class Grid(BasicSweeper):
         self.outcomes = task_function.outcomes  # where the command line looks for how the jobs ended
 
     def sweep(self, arguments: list[str]) -> Any:
-        if self.config.action != "generate":
+        if self.config.action not in ("generate", "plan"):
             return super().sweep(arguments)
         from optbuilder.record import completed  # Hydra imports every plugin at its start
         from optbuilder.settings import sweep_settings
-        from optbuilder.sweep import sweep
+        from optbuilder.sweep import plan_only, sweep
 
         settings, directory = sweep_settings(self.config.sweep), Path(self.config.hydra.sweep.dir)
-        with completed(directory / "multirun.yaml") as file:
-            OmegaConf.save(self.config, file)
         loader = self.hydra_context.config_loader
         parsed = OverridesParser.create(config_loader=loader).parse_overrides([*self._parse_config(), *arguments])
         grid = self.split_arguments(parsed, None)[0]
-        self.outcomes[:] = sweep(
-            grid, settings, lambda words: loader.load_sweep_config(self.config, words), self.launcher.launch, directory
-        )
+
+        def compose(words: list[str]) -> Any:
+            return loader.load_sweep_config(self.config, words)
+
+        if self.config.action == "plan":
+            self.outcomes[:] = plan_only(grid, settings, compose)
+            return None
+        with completed(directory / "multirun.yaml") as file:
+            OmegaConf.save(self.config, file)
+        self.outcomes[:] = sweep(grid, settings, compose, self.launcher.launch, directory)
