@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from optbuilder.builder import Plan, Transform
-from optbuilder.compare import unfair
+from optbuilder.environment import unfair
 from optbuilder.errors import Refused, failure
 from optbuilder.job import recorded
 from optbuilder.quality import below, compared

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from optbuilder.artifacts import KEPT_IN
 from optbuilder.builder import Plan, resolve
 from optbuilder.errors import Refused
 from optbuilder.job import Outcome, generate
@@ -24,7 +25,6 @@ from optbuilder.record import SCHEMA_VERSION, completed, write_json
 from optbuilder.script import write_script
 
 ARTIFACTS = "artifacts"
-KEEPS = ("cache_dir", "package_dir")  # the options of `compile` that say where its artifacts are
 PSNR_ELSEWHERE = 30.0  # dB, at least, on other hardware or versions, where pictures cannot be bit-identical
 SLOWER = 1.1  # times the upper end of the promised interval: what a call may take
 
@@ -40,7 +40,7 @@ def bundle(config: Mapping[str, Any], choices: Mapping[str, str], directory: Pat
 def with_artifacts(config: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     """The config with the artifacts of its `compile` stage in `folder`."""
     stage = config.get("compile") or {}
-    return {**config, "compile": {**stage, **{key: str(folder) for key in KEEPS if key in stage}}}
+    return {**config, "compile": {**stage, **{key: str(folder) for key in KEPT_IN if key in stage}}}
 
 
 def write_bundle(directory: Path, config: Mapping[str, Any], choices: Mapping[str, str], outcome: Outcome) -> None:
@@ -75,7 +75,7 @@ def needs(plan: Plan) -> dict[str, Any]:
         model = f"a folder, {where}: copy it, and give --model <its new place>"
     else:
         model = f"from the Hub by its id, {where}, revision {plan.load.get('revision') or 'main'}"
-    values = [(t.name, key, value) for t in plan.transforms for key, value in t.options.items() if key not in KEEPS]
+    values = [(t.name, key, value) for t in plan.transforms for key, value in t.options.items() if key not in KEPT_IN]
     files = [f"{name}, {key}: {path}" for name, key, value in values for path in paths(value)]
     return {"model": model, "device": plan.machine.device, "files": files}
 

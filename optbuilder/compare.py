@@ -11,13 +11,12 @@ from typing import Any
 from rich.table import Column, Table
 from rich.text import Text
 
+from optbuilder.environment import unfair
 from optbuilder.errors import Refused
 from optbuilder.job import read_record
 from optbuilder.noise import hush
 from optbuilder.record import completed, model_name
 from optbuilder.show import bytes_text, wide_console
-
-UNFAIR = ("cpu", "cores", "threads", "cpu_capability", "device", "device_name", "compute_capability", "cuda")
 
 
 def main() -> None:
@@ -150,20 +149,6 @@ def _flat(node: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]
             yield from _flat(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", value
-
-
-def unfair(a: Mapping[str, Any], b: Mapping[str, Any]) -> Iterator[str]:
-    """Differences of the environments that speak against comparing times: another machine, other versions or clocks."""
-    for key in UNFAIR:
-        if a.get(key) != b.get(key):
-            yield f"{key} is {a.get(key)!r} and {b.get(key)!r}"
-    left, right = a.get("versions") or {}, b.get("versions") or {}
-    for name in sorted(left.keys() | right.keys()):
-        if left.get(name) != right.get(name):
-            yield f"{name} is {left.get(name)} and {right.get(name)}"
-    clocks = [(e.get("gpu") or {}).get("sm_clock_mhz") for e in (a, b)]
-    if None not in clocks and abs(clocks[0] - clocks[1]) > 0.05 * max(clocks):
-        yield f"the GPU's clock was {clocks[0]} and {clocks[1]} MHz"
 
 
 def contact_sheet(one: Path, other: Path) -> Path | None:

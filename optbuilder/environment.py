@@ -7,6 +7,7 @@ import platform
 import re
 import subprocess
 import time
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,8 @@ PACKAGES = (
     "numpy",
     "safetensors",
 )
+# What speaks against comparing times where it differs.
+UNFAIR = ("cpu", "cores", "threads", "cpu_capability", "device", "device_name", "compute_capability", "cuda")
 _MATTERS = re.compile(r"^(TORCH|PYTORCH|CUDA|NCCL|OMP|MKL|OPENBLAS|KMP|HF_|DIFFUSERS|TRITON|CXX|LD_PRELOAD)")
 _SECRET = re.compile(r"TOKEN|SECRET|PASS|PWD|KEY|AUTH|CREDENTIAL|COOKIE|SIGNATURE|PRIVATE", re.I)
 _IN_URL = re.compile(r"(?<=://)[^/@\s]+(?=@)")
@@ -66,6 +69,20 @@ def environment(machine: Machine) -> dict[str, Any]:
         "gpu": gpu_state(machine),
         "variables": variables(),
     }
+
+
+def unfair(a: Mapping[str, Any], b: Mapping[str, Any]) -> Iterator[str]:
+    """Differences of the environments that speak against comparing times: another machine, other versions or clocks."""
+    for key in UNFAIR:
+        if a.get(key) != b.get(key):
+            yield f"{key} is {a.get(key)!r} and {b.get(key)!r}"
+    left, right = a.get("versions") or {}, b.get("versions") or {}
+    for name in sorted(left.keys() | right.keys()):
+        if left.get(name) != right.get(name):
+            yield f"{name} is {left.get(name)} and {right.get(name)}"
+    clocks = [(e.get("gpu") or {}).get("sm_clock_mhz") for e in (a, b)]
+    if None not in clocks and abs(clocks[0] - clocks[1]) > 0.05 * max(clocks):
+        yield f"the GPU's clock was {clocks[0]} and {clocks[1]} MHz"
 
 
 def variables() -> dict[str, str]:

@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from optbuilder.artifacts import artifacts
 from optbuilder.builder import Plan, resolve
 from optbuilder.effects import Effect, apply
 from optbuilder.environment import environment, process_age_s
@@ -199,6 +200,7 @@ def _measured(plan: Plan, outcome: Outcome, phases: dict[str, Any], show: Any) -
     outcome.metrics = metrics(plan, pipe, result, phases, counted, kernels, effects)
     outcome.metrics["denoiser"] = size(denoiser(pipe), given[0]) if given else None
     outcome.metrics["environment"] = environment(plan.machine)
+    outcome.metrics["artifacts"] = artifacts(plan, counted, outcome.metrics["environment"])
     outcome.pictures = result.images
     del pipe  # one copy of the weights at a time
     gc.collect()

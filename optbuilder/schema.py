@@ -44,6 +44,7 @@ MEASURED = {
     },
     "memory": {"phases": {"run": _MEMORY, "load?": _MEMORY, "warmup?": _MEMORY}, "weights_bytes": {"*": {"*": number}}},
     "quality?": _QUALITY,
+    "artifacts?": {"found": number, "compiled": number, "why?": text},
     "denoiser?": {"parameters": number, "flops?": number},
     "energy?": {"joules_per_image": {"*": number}},
     "environment": _ENVIRONMENT,

@@ -36,6 +36,7 @@ class ModelSettings:
 class Known:
     """Facts of a model that its JSON does not tell, as its authors state them."""
 
+    sources: list[str] | None = None
     license: str | None = None
     output: str | None = None
     trained_in: str | None = None

@@ -120,6 +120,7 @@ def figures(outcome: Any) -> list[tuple[str, str]]:
         ),
         *(("WARNING", f"samples are unsteady: {text}") for text in call["warnings"]),
         ("first call", f"{phases['first_call_s']:.1f} s{compiled}; load {phases['load_s']:.1f} s"),
+        *_artifacts(metrics.get("artifacts")),
         (
             "peak memory",
             f"process {bytes_text(peak['rss_peak_bytes'])}" + (f", device {bytes_text(device)}" if device else ""),
@@ -128,6 +129,13 @@ def figures(outcome: Any) -> list[tuple[str, str]]:
         ("videos" if "videos" in metrics else "images", str(len(metrics["images"]))),
         *_quality(metrics["quality"]),
     ]
+
+
+def _artifacts(found: Mapping[str, Any] | None) -> list[tuple[str, str]]:
+    if not found or not found["found"] + found["compiled"]:
+        return []
+    why = f": {found['why']}" if found["why"] else ""
+    return [("artifacts", f"{found['found']} found, {found['compiled']} compiled anew{why}")]
 
 
 def _quality(quality: Mapping[str, Any] | None) -> list[tuple[str, str]]:

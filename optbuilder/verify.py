@@ -12,8 +12,9 @@ from packaging.requirements import Requirement
 from rich.table import Table
 from rich.text import Text
 
+from optbuilder.artifacts import compiled
 from optbuilder.bundle import ARTIFACTS, with_artifacts
-from optbuilder.compare import unfair
+from optbuilder.environment import unfair
 from optbuilder.errors import Refused
 from optbuilder.job import Outcome, generate
 from optbuilder.request import Image
@@ -77,13 +78,6 @@ def artifacts(promised: Mapping[str, Any], found: Mapping[str, Any], elsewhere: 
     if elsewhere:
         return Check("artifacts", None, f"{text}, since {elsewhere[0]}")
     return Check("artifacts", not anew, text)
-
-
-def compiled(counters: Mapping[str, Any]) -> tuple[int, int]:
-    """How many graphs were found compiled, and how many were compiled: inductor's, and packages made ahead of time."""
-    made = counters["calls"].get("aot.compiled", 0)
-    loaded = counters["calls"].get("aot.loaded", 0)
-    return counters["cache_hits"] + loaded - made, counters["cache_misses"] + made
 
 
 def same_pictures(

@@ -133,3 +133,33 @@ def test_mistakes_with_bundles(main, tiny, tmp_path, monkeypatch, capsys):
 def test_a_bundle_is_of_one_job(ob, tiny):
     done = ob("-m", "action=bundle", "precision=fp32,bf16")
     assert done.returncode == 2 and "a bundle is of one job" in done.stderr
+
+
+COUNTERS = {"cache_hits": 0, "cache_misses": 3, "calls": {}}
+
+
+def test_what_is_compiled_anew_says_why(compose, tiny, tmp_path):
+    """By what the most alike of earlier starts had else."""
+    from optbuilder.artifacts import artifacts
+    from optbuilder.builder import resolve
+
+    def started(*words, counters=COUNTERS, **environment):
+        plan = resolve(*compose(*of(tiny["flux"]), f"compile.cache_dir={tmp_path}", *words))
+        here = {"cpu": "A", "cores": 2, "versions": {"torch": "2.13.0"}, **environment}
+        return artifacts(plan, counters, here)
+
+    assert artifacts(resolve(*compose(*of(tiny["flux"]), "compile=full")), COUNTERS, {}) is None
+    first = started("compile=regional")
+    assert first == {"found": 0, "compiled": 3, "why": "no earlier start left anything there"}
+    found = started("compile=regional", counters={**COUNTERS, "cache_hits": 3, "cache_misses": 0})
+    assert found == {"found": 3, "compiled": 0, "why": None}
+    for words, environment, why in (
+        (["compile=regional", "run.height=96"], {}, "run.height is 64, here 96"),
+        (["compile=regional", "quant=int8_weight_only"], {}, 'quant is left out, here ["int8_weight_only"'),
+        (["compile=regional"], {"cpu": "B"}, "cpu is 'A' and 'B'"),
+        (["compile=regional"], {"versions": {"torch": "2.14.0"}}, "torch is 2.13.0 and 2.14.0"),
+    ):
+        assert started(*words, **environment)["why"].startswith(f"of the most alike start, {why}")
+    assert started("compile=regional")["why"].startswith("an earlier start was the same: what it left has gone")
+    (tmp_path / "optbuilder" / "other.json").write_text("[1")
+    assert started("compile=regional")["compiled"] == 3

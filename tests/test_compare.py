@@ -40,7 +40,7 @@ def test_two_runs_side_by_side(main, compare, tiny, tmp_path):
 
 
 def test_another_machine_or_version_is_said(compare):
-    from optbuilder.compare import unfair
+    from optbuilder.environment import unfair
 
     here = {"cpu": "A", "threads": 2, "versions": {"torch": "2.13.0"}, "gpu": {"sm_clock_mhz": 1900}}
     there = {"cpu": "B", "threads": 2, "versions": {"torch": "2.12.0"}, "gpu": {"sm_clock_mhz": 1200}}

@@ -85,6 +85,7 @@ def test_what_conf_says_is_what_the_configs_and_the_call_say(name, no_network):
     assert plan.refusals == [] and plan.notes == []
     known, model = settings(name)["known"], plan.model
     heads = {h for denoiser in model.denoisers for h in model.head_sizes(denoiser)}
+    assert f"https://huggingface.co/{settings(name)['repo_id']}" in known["sources"]
     assert known["license"] and (known["head_size"] is None or name == "z_image" or heads == {known["head_size"]})
     assert (known["output"] == "video") == (name in VIDEOS) == (plan.run.num_frames is not None)
     guided = model.configs[model.denoisers[0]].get("guidance_embeds")

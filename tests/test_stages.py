@@ -397,6 +397,7 @@ def test_a_second_process_finds_the_artifacts(ob, tiny, tmp_path):
     cold, warm = (read(tmp_path / name / "metrics.json") for name in ("cold", "warm"))
     assert cold["counters"]["cache_hits"] == 0 and cold["counters"]["cache_misses"] == 3
     assert warm["counters"]["cache_hits"] == 3 and warm["counters"]["cache_misses"] == 0
+    assert warm["artifacts"] == {"found": 3, "compiled": 0, "why": None} and cold["artifacts"]["compiled"] == 3
     assert warm["phases"]["compile_s"] < cold["phases"]["compile_s"]
 
 

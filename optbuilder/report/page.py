@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from optbuilder.compare import unfair
 from optbuilder.directories import words_of
+from optbuilder.environment import unfair
 from optbuilder.foreign import misfit, read_json, text
 from optbuilder.record import completed
 from optbuilder.report.cells import Cell, cells, grouped

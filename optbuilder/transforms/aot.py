@@ -180,11 +180,13 @@ def plain_tensors(tensor: Any) -> Iterator[Any]:
 
 
 def package_key(contents: str, shapes: str, configs: Mapping[str, Any]) -> str:
-    """A digest of what a package depends on: the module's contents, shapes, flags, torch and the processor."""
+    """A digest of what a package depends on: the module's contents, shapes, flags, torch, the processor, and the
+    number of threads, which inductor writes into its loops."""
     import torch
 
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else ""
-    machine = (torch.__version__, torch.version.cuda, platform.machine(), torch.backends.cpu.get_cpu_capability(), gpu)
+    cpu = (platform.machine(), torch.backends.cpu.get_cpu_capability(), torch.get_num_threads())
+    machine = (torch.__version__, torch.version.cuda, *cpu, gpu)
     return hashlib.sha256(str((contents, shapes, sorted(configs.items()), machine)).encode()).hexdigest()[:16]
 
 
