@@ -15,7 +15,7 @@ from optbuilder.errors import Refused, failure
 from optbuilder.job import recorded
 from optbuilder.quality import below, compared
 from optbuilder.request import Image
-from optbuilder.runner import Result
+from optbuilder.runner import Result, samples
 from optbuilder.samples import ratio
 from optbuilder.video import still
 
@@ -44,7 +44,7 @@ def against_baseline(
         "below_floor": below(quality, floors),
         "lossless_declared": lossless,
         "shapes": shapes_kept(result.images, reference.images) if _judged(plan, result.images) else None,
-        "speed": speed(call_seconds(reference), result, setup_s - reference_setup_s),
+        "speed": speed(samples(reference), result, setup_s - reference_setup_s),
     }
 
 
@@ -120,7 +120,7 @@ def pictures(directory: Path) -> list[Image]:
 
 def speed(before: list[float], result: Result, extra_setup_s: float) -> dict[str, Any]:
     """How many times faster a call is, with its interval, and after how many pictures the set-up has paid off."""
-    after = call_seconds(result)
+    after = samples(result)
     each = len(result.images) / len({number for number, _ in result.timed})
     saved = (statistics.median(before) - statistics.median(after)) / each
     return {
@@ -128,10 +128,6 @@ def speed(before: list[float], result: Result, extra_setup_s: float) -> dict[str
         "break_even_images": max(0.0, extra_setup_s) / saved if saved > 0 else None,
         "baseline_calls_s": before,
     }
-
-
-def call_seconds(result: Result) -> list[float]:
-    return [call.seconds for _, call in result.timed]
 
 
 def shapes_kept(images: Sequence[Image], reference: Sequence[Image]) -> dict[str, Any]:

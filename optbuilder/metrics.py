@@ -10,7 +10,7 @@ from typing import Any
 from optbuilder.baseline import setup_seconds
 from optbuilder.builder import Plan
 from optbuilder.effects import Effect
-from optbuilder.runner import Result, by_shape
+from optbuilder.runner import Result, by_shape, samples
 from optbuilder.samples import spread
 from optbuilder.snapshot import snapshot
 
@@ -73,20 +73,20 @@ def _other_than_predicted(plan: Plan, counters: Mapping[str, Any]) -> list[str]:
 
 
 def latency(result: Result) -> dict[str, Any]:
-    """The timed calls in seconds, whole and by part, and pictures per second over all of them; and of each shape, where
-    there are several (samples of the whole are then of several kinds, and each shape has its own warnings)."""
+    """The timed calls in seconds, whole and by part, pictures per second over all of them, and the same of each shape.
+    Where there are several, a sample is the mean of a pass through all calls, and each shape has its own warnings."""
     calls = [call for _, call in result.timed]
     once = len({number for number, _ in result.timed})
-    whole, found = spread([c.seconds for c in calls]), shapes(result)
+    whole, found = spread(samples(result)), shapes(result)
     if len(found) > 1:
         whole["warnings"] = [f"{shape['name']}: {text}" for shape in found for text in shape["call_s"]["warnings"]]
-    parts = {part: spread([getattr(c, part) for c in calls]) for part in ("text_encode", "denoise", "decode")}
+    parts = {part: spread(samples(result, part)) for part in ("text_encode", "denoise", "decode")}
     steps = [step for c in calls for step in c.steps]
     return {
         "call_s": whole,
         **{f"{part}_s": values for part, values in parts.items()},
         "step_s": spread(steps) if steps else None,
-        "images_per_s": len(result.images) * len(calls) / once / sum(whole["samples"]),
+        "images_per_s": len(result.images) * len(calls) / once / sum(c.seconds for c in calls),
         "shapes": found,
         "calls": [{"call": number, **asdict(call)} for number, call in result.timed],
     }

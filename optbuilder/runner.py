@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -157,6 +158,14 @@ def repeats(settings: Run, timed: list[tuple[int, Call]], every: Sequence[tuple[
         found = by_shape(timed, [call_shape(*call) for call in every])
         if repeat >= 3 and max(width([c.seconds for c in calls]) for calls in found.values()) <= settings.repeats_width:
             return
+
+
+def samples(result: Result, part: str = "seconds") -> list[float]:
+    """Seconds of each timed call, or of a part of it. Where shapes differ, the mean call of each pass through all of
+    them: the median of calls of several kinds would be one kind's."""
+    seconds = [getattr(call, part) for _, call in result.timed]
+    each = len(result.shapes) if len(set(result.shapes)) > 1 else 1
+    return [statistics.fmean(seconds[first : first + each]) for first in range(0, len(seconds), each)]
 
 
 def by_shape(timed: Sequence[tuple[int, Call]], shapes: Sequence[Any]) -> dict[Any, list[Call]]:

@@ -176,6 +176,10 @@ def test_a_run_covers_its_shapes_and_reports_each(main, tiny, tmp_path):
     assert found == {
         f"64x{w}, batch {b}": n for (w, b), n in zip(product((64, 96), (1, 2)), (one, two) * 2, strict=True)
     }
+    calls = [c["seconds"] for c in metrics["latency"]["calls"]]
+    assert len(calls) == 20 and metrics["latency"]["call_s"]["samples"] == pytest.approx(
+        [sum(calls[:10]) / 10, sum(calls[10:]) / 10]
+    )
     pictures = [Image.open(directory / name) for name in metrics["images"]]
     assert [p.size for p in pictures] == [(64, 64)] * 7 + [(96, 64)] * 7
     assert [p.text["prompt"] for p in pictures[3:7]] == ["a", "b", "c", "a"]
