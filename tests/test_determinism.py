@@ -35,7 +35,7 @@ def processes(count, words, tmp_path):
 MANY = ["run.images_per_prompt=2", "run.seed=3", "precision=bf16"]
 
 
-@pytest.mark.parametrize("family", ["sdxl", "flux"])
+@pytest.mark.parametrize("family", ["sdxl", pytest.param("flux", marks=pytest.mark.slow)])
 def test_fresh_processes_give_the_same_pictures(family, tiny, tmp_path):
     first, second = processes(2, [*of(tiny[family]), *MANY], tmp_path)
     assert first == second and len(set(first.values())) == 2

@@ -141,7 +141,7 @@ def test_jobs_of_a_grid_that_run_out_of_room_memory_or_time(tiny, tmp_path):
     (tmp_path / "conf" / "layout").mkdir(parents=True)
     for name in ("full", "limited", "hanging"):
         (tmp_path / "conf" / "layout" / f"{name}.yaml").write_text(f"_target_: boom.{name}\n")
-    words = ["trusted_modules=[boom]", "run.timeout_s=30", "sweep.baseline=false", "hydra.sweep.dir=grid",
+    words = ["trusted_modules=[boom]", "run.timeout_s=20", "sweep.baseline=false", "hydra.sweep.dir=grid",
              "layout=full,limited,hanging,none"]  # fmt: skip
     command = [sys.executable, "-m", "optbuilder", "-m", f"--config-dir={tmp_path}/conf", *of(tiny["sdxl"]), *words]
     env = {**os.environ, "PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}", "OMP_NUM_THREADS": "1"}
@@ -151,7 +151,7 @@ def test_jobs_of_a_grid_that_run_out_of_room_memory_or_time(tiny, tmp_path):
     assert [found[n]["status"] for n in "0123"] == ["failed", "failed", "failed", "ok"], found
     assert "could not write its record" in found["0"]["reasons"][0] and "is the disk full?" in found["0"]["reasons"][0]
     assert "memory" in found["1"]["reasons"][0] and "Use precision=bf16" in found["1"]["reasons"][0]
-    assert "took longer than run.timeout_s=30" in found["2"]["reasons"][0]
+    assert "took longer than run.timeout_s=20" in found["2"]["reasons"][0]
     compiler = int((tmp_path / "compiler").read_text())
     assert not Path(f"/proc/{compiler}").exists() or "Z" in Path(f"/proc/{compiler}/stat").read_text().split()[2]
     whole(tmp_path / "grid")

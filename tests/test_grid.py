@@ -158,7 +158,7 @@ def test_a_ladder_adds_one_word_to_those_before(ob, tiny, tmp_path):
     assert {n: m["status"] for n, m in jobs(tmp_path / "grid").items()}["2"] == "refused"
 
 
-@pytest.mark.parametrize("model", ["sdxl", "flux"])
+@pytest.mark.parametrize("model", ["sdxl", pytest.param("flux", marks=pytest.mark.slow)])
 def test_the_ladders_that_come_along(model, ob, tmp_path):
     """In a shortened form: few steps, graphs without a compiler, a cache that must skip something in them."""
     short = ["run.num_inference_steps=4", "run.warmup=0", "run.repeats=1", "++compile.backend=eager"]
@@ -184,7 +184,9 @@ def test_the_plan_of_a_grid_is_that_of_each_of_its_jobs(main, tiny, tmp_path):
 RETRIES = {"none": 0, "failed": 1, "refused": 2, "all": 3}
 
 
-@pytest.mark.parametrize("retry", RETRIES)
+@pytest.mark.parametrize(
+    "retry", ["failed", "all", *(pytest.param(retry, marks=pytest.mark.slow) for retry in ("none", "refused"))]
+)
 def test_what_runs_again_is_said(retry, ob, tiny, tmp_path):
     """Records of a failure and of a refusal that does not hold any more, and one of a job that went well."""
     words = ["-m", *of(tiny["sdxl"]), "run.seed=1,2,3", "sweep.baseline=false", "hydra.sweep.dir=grid"]

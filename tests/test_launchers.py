@@ -20,7 +20,9 @@ def rows(folder):
         return list(csv.DictReader(file))
 
 
-@pytest.mark.parametrize("launcher", LAUNCHERS)
+@pytest.mark.parametrize(
+    "launcher", ["joblib_local", "submitit_local", pytest.param("ray_gpu", marks=pytest.mark.slow)]
+)
 def test_a_grid_runs_and_goes_on(launcher, ob, tiny, tmp_path):
     words = ["-m", *of(tiny["sdxl"]), f"hydra/launcher={launcher}", *LAUNCHERS[launcher], "run.repeats=2",
              "layout=none,channels_last", "quant=none,fp8_dynamic", "hydra.sweep.dir=grid"]  # fmt: skip

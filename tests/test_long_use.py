@@ -45,9 +45,9 @@ def runs(count, every, turns, tiny, tmp_path, monkeypatch):
     return found
 
 
-def test_eighteen_runs_leave_nothing_behind(tiny, tmp_path, monkeypatch):
+def test_twelve_runs_leave_nothing_behind(tiny, tmp_path, monkeypatch):
     """The first round fills caches of the libraries; after it nothing but the allocator's noise is added."""
-    found = runs(18, 6, TURNS[:6], tiny, tmp_path, monkeypatch)
+    found = runs(12, 4, TURNS[:4], tiny, tmp_path, monkeypatch)
     assert [one.pipelines for one in found] == [0, 0, 0]
     for name in ("files", "threads", "temporary"):
         assert getattr(found[1], name) == getattr(found[2], name), (name, found)

@@ -8,7 +8,7 @@ import pytest
 
 from tests.pairs import outcome, pairs, usable, words_of
 
-SAMPLE = 8
+SAMPLE = 6
 
 
 def judged(folder, lora, chosen):
