@@ -1,10 +1,11 @@
 """The same work in optbuilder and in its peers, in turn: `python -m tests.bench.peers`, on a quiet machine.
 
 Same model folder, prompt, seed and steps. Each peer has a virtual environment of its own, made here below
-`--environments`. Printed as JSON for each technique: seconds until the first picture (from the start of the process),
-warm seconds per call (median), peak memory, and how far the picture is from that of the hand-written script; then the
-ratio to the hand-written script's. A peer that cannot do the work has its error as the row. `--grid` compares the wall
-time of a 12-cell grid with optimum-benchmark's multirun (tests/bench/peers/grid.py).
+`--environments`. Printed as JSON for each technique, over `--rounds` processes of every peer in turn: seconds until the
+first picture (from the start of the process), warm seconds per call (medians), peak memory, and how far the picture is
+from that of the hand-written script; then the ratio to the hand-written script's, for calls with its interval. A peer
+that cannot do the work has its error as the row. `--grid` compares the wall time of a 12-cell grid with
+optimum-benchmark's multirun (tests/bench/peers/grid.py).
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from optbuilder.folders import PACKAGE
+from optbuilder.samples import ratio
 from tests.bench.peers import grid
 
 HERE = Path(__file__).parent
@@ -50,7 +52,8 @@ def environment(name: str, requirements: list[str] | None, below: Path) -> Path:
 
 
 def row(python: Path, script: str, work: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """One peer's figures, or its error."""
+    """One peer's figures of one process, or its error."""
+    folder.mkdir(exist_ok=True)
     work = {**work, "picture": str(folder / f"{script}_{work['technique']}.npy")}
     cold = os.environ | {"TORCHINDUCTOR_CACHE_DIR": f"{work['picture']}.cache"}  # nobody compiles for the next one
     command = [str(python), str(HERE / f"{script}.py"), json.dumps(work)]
@@ -59,8 +62,17 @@ def row(python: Path, script: str, work: dict[str, Any], folder: Path) -> dict[s
     if done.returncode:
         return {"error": (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1][:300]}
     found = json.loads(done.stdout.strip().splitlines()[-1])
-    return {"first_image_s": found["first_at"] - start, "call_s": statistics.median(found["calls_s"]),
-            "peak_bytes": found["peak_bytes"], "picture": work["picture"]}  # fmt: skip
+    return {"first_image_s": [found["first_at"] - start], "calls_s": found["calls_s"],
+            "peak_bytes": [found["peak_bytes"]], "picture": work["picture"]}  # fmt: skip
+
+
+def pooled(rounds: list[dict[str, Any]]) -> dict[str, Any]:
+    """One peer's rounds together; an error in any is the row."""
+    if failed := [found for found in rounds if "error" in found]:
+        return failed[0]
+    calls_s = [seconds for found in rounds for seconds in found["calls_s"]]
+    medians = {key: statistics.median(f[key][0] for f in rounds) for key in ("first_image_s", "peak_bytes")}
+    return {**medians, "call_s": statistics.median(calls_s), "calls_s": calls_s, "picture": rounds[-1]["picture"]}
 
 
 def beside(rows: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
@@ -76,7 +88,10 @@ def beside(rows: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
         hand = rows.get(f"{name.split()[0]} by_hand", first)
         for key in ("first_image_s", "call_s", "peak_bytes") if "error" not in hand else ():
             found[f"{key}_to_by_hand"] = found[key] / hand[key]
-    return {name: {key: value for key, value in found.items() if key != "picture"} for name, found in rows.items()}
+        if "error" not in hand:
+            found["call_s_to_by_hand_interval"] = ratio(found["calls_s"], hand["calls_s"])["interval"]
+    kept = ("picture", "calls_s")
+    return {name: {key: value for key, value in found.items() if key not in kept} for name, found in rows.items()}
 
 
 def main() -> None:
@@ -84,6 +99,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.bench.peers", description=__doc__)
     parser.add_argument("--model", default="shapes_flux", choices=CALLS)
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--environments", type=Path, default=Path.home() / ".cache" / "optbuilder" / "peers")
     parser.add_argument("--grid", action="store_true")
     given = parser.parse_args()
@@ -94,16 +110,23 @@ def main() -> None:
         return
     work = {"name": given.model, "model": str(PACKAGE / "shapes" / given.model), "seed": 0, "repeats": given.repeats,
             "prompt": "a red circle on a blue background", "call": {**SIZE, **CALLS[given.model]}}  # fmt: skip
+    pythons: dict[str, Path] = {}
     rows: dict[str, dict[str, Any]] = {}
+    for name, requirements in PEERS.items():
+        try:
+            pythons[name] = environment(name, requirements, given.environments)
+        except subprocess.CalledProcessError as error:
+            rows[name] = {"error": (error.stderr or str(error)).strip().splitlines()[-1][:300]}
     with tempfile.TemporaryDirectory() as folder:
         for technique in TECHNIQUES:
-            for name, requirements in PEERS.items():
-                try:
-                    python = environment(name, requirements, given.environments)
-                except subprocess.CalledProcessError as error:
-                    rows[f"{technique} {name}"] = {"error": (error.stderr or str(error)).strip().splitlines()[-1][:300]}
-                    continue
-                rows[f"{technique} {name}"] = row(python, name, {**work, "technique": technique}, Path(folder))
+            found: dict[str, list[dict[str, Any]]] = {name: [] for name in pythons}
+            for number in range(given.rounds):
+                for name, python in pythons.items():
+                    if not any("error" in earlier for earlier in found[name]):
+                        found[name].append(
+                            row(python, name, {**work, "technique": technique}, Path(folder, str(number)))
+                        )
+            rows |= {f"{technique} {name}": pooled(rounds) for name, rounds in found.items()}
         print(json.dumps(beside(rows), indent=2))
 
 
