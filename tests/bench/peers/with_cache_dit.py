@@ -13,7 +13,8 @@ def build(work: dict[str, Any]) -> Any:
 
     pipe = DiffusionPipeline.from_pretrained(work["model"], dtype=torch.float32)
     if work["technique"] == "compile":
-        pipe.transformer.compile_repeated_blocks(fullgraph=True)
+        denoiser = pipe.unet if hasattr(pipe, "unet") else pipe.transformer
+        denoiser.compile_repeated_blocks(fullgraph=True)
     elif work["technique"] == "dbcache":
         import cache_dit
 
