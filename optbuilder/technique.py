@@ -13,6 +13,7 @@ from typing import Any
 from packaging.version import Version
 
 from optbuilder.graphs import Prediction
+from optbuilder.library import ClassFacts
 from optbuilder.machine import Machine
 from optbuilder.model import Model
 from optbuilder.settings import Run
@@ -124,6 +125,18 @@ def needs_package(name: str, minimum: str, install: str | None = None) -> Need:
         return f"needs the package {name}>={minimum} ({there}): {install or f'pip install {name}>={minimum}'}"
 
     return Need(f"{name}>={minimum}", check)
+
+
+def needs_denoiser(text: str, able: Callable[[ClassFacts], bool], why: str) -> Need:
+    """A denoiser whose class, as far as diffusers defines it, is `able`; `why` goes on after its name."""
+
+    def check(context: Context) -> str | None:
+        for name in context.model.denoisers:
+            if (facts := context.model.facts(name)).known and not able(facts):
+                return f"{facts.name} ({name}) {why}"
+        return None
+
+    return Need(text, check)
 
 
 def needs_choice(option: str, choices: tuple[Any, ...]) -> Need:

@@ -10,7 +10,7 @@ from optbuilder.attention_kernels import BACKENDS, SDPA, describe, unmet
 from optbuilder.components import computations, modules_named
 from optbuilder.errors import nearest
 from optbuilder.model import expand
-from optbuilder.technique import Context, Need, needs_choice, technique
+from optbuilder.technique import Context, Need, needs_choice, needs_denoiser, technique
 
 KERNELS = {"math": "MATH", "flash": "FLASH_ATTENTION", "efficient": "EFFICIENT_ATTENTION", "cudnn": "CUDNN_ATTENTION"}
 _SDPA_SOURCE = "https://docs.pytorch.org/docs/stable/generated/torch.nn.attention.sdpa_kernel.html"
@@ -122,18 +122,17 @@ def set_attention_backend(pipe: Any, *, backend: str = "native") -> Any:
     return pipe
 
 
-def _has_slices(context: Context) -> str | None:
-    for name in context.model.denoisers:
-        facts = context.model.facts(name)
-        if facts.known and "set_attention_slice" not in facts.methods:
-            return f"{facts.name} ({name}) cannot slice its attention: this would change nothing. Use attention=none"
-    return None
-
-
 @technique(
     lossless=True,
     source="https://huggingface.co/docs/diffusers/api/pipelines/overview",
-    needs=(needs_choice("slice_size", ("auto", "max")), Need("a UNet", _has_slices)),
+    needs=(
+        needs_choice("slice_size", ("auto", "max")),
+        needs_denoiser(
+            "a UNet",
+            lambda facts: "set_attention_slice" in facts.methods,
+            "cannot slice its attention: this would change nothing. Use attention=none",
+        ),
+    ),
 )
 def slice_attention(pipe: Any, *, slice_size: str = "auto") -> Any:
     """Compute the denoiser's attention in slices of its heads: less memory, more time. Lossless but for rounding.

@@ -10,17 +10,9 @@ from optbuilder.counters import counted
 from optbuilder.library import pipeline_source
 from optbuilder.model import expand
 from optbuilder.state import at_end
-from optbuilder.technique import Context, Need, needs_package, technique
+from optbuilder.technique import Context, Need, needs_denoiser, needs_package, technique
 
 SOURCE = "https://huggingface.co/docs/diffusers/optimization/cache"
-
-
-def has_caches(context: Context) -> str | None:
-    for name in context.model.denoisers:
-        facts = context.model.facts(name)
-        if facts.known and "CacheMixin" not in facts.bases:
-            return f"{facts.name} ({name}) has no enable_cache. Use cache=none"
-    return None
 
 
 def needs_in_pipeline(word: str, what: str) -> Need:
@@ -63,7 +55,10 @@ def skipped(options: Mapping[str, Any], counters: Mapping[str, Any]) -> str | No
     return "nothing was skipped. Use more steps, or options that skip more"
 
 
-_BLOCKS = (Need("a model with enable_cache", has_caches), Need("compile=none or regional", _outside_the_graph))
+CACHES = needs_denoiser(
+    "a model with enable_cache", lambda facts: "CacheMixin" in facts.bases, "has no enable_cache. Use cache=none"
+)
+_BLOCKS = (CACHES, Need("compile=none or regional", _outside_the_graph))
 CONTEXT = needs_in_pipeline("cache_context", "gives its denoiser no cache_context, without which this cache raises")
 
 

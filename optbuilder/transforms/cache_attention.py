@@ -9,11 +9,11 @@ from optbuilder.components import modules_named
 from optbuilder.library import pipeline_source
 from optbuilder.technique import Context, Need, technique
 from optbuilder.transforms.cache import (
+    CACHES,
     CONTEXT,
     SOURCE,
     compiled_denoisers,
     enable,
-    has_caches,
     needs_in_pipeline,
     skipped,
 )
@@ -27,7 +27,7 @@ def _no_compiled_blocks(context: Context) -> str | None:
     return None
 
 
-_ATTENTION = (Need("a model with enable_cache", has_caches), Need("compile=none", _no_compiled_blocks))
+_ATTENTION = (CACHES, Need("compile=none", _no_compiled_blocks))
 _TIMESTEP = needs_in_pipeline("current_timestep", "keeps no current_timestep, which this cache asks for")
 
 

@@ -6,7 +6,7 @@ import logging
 from pathlib import Path
 from typing import Any
 
-from optbuilder.technique import Context, Need, needs_package, technique
+from optbuilder.technique import Context, Need, needs_denoiser, needs_package, technique
 
 log = logging.getLogger(__name__)
 
@@ -45,14 +45,6 @@ def _fits(context: Context) -> str | None:
     return None
 
 
-def _takes_adapters(context: Context) -> str | None:
-    for name in context.model.denoisers:
-        facts = context.model.facts(name)
-        if facts.known and "PeftAdapterMixin" not in facts.bases:
-            return f"{facts.name} ({name}) takes no adapters. Use lora=none"
-    return None
-
-
 def _hotswap(context: Context) -> str | None:
     if context.options["hotswap_rank"] and context.options["fuse"]:
         return "fused adapters cannot be swapped. Use lora.fuse=false too"
@@ -64,7 +56,7 @@ def _hotswap(context: Context) -> str | None:
     source="https://huggingface.co/docs/diffusers/using-diffusers/loading_adapters",
     needs=(
         needs_package("peft", "0.17"),
-        Need("", _takes_adapters),
+        needs_denoiser("", lambda facts: "PeftAdapterMixin" in facts.bases, "takes no adapters. Use lora=none"),
         Need("lora.paths", _files),
         Need("", _fits),
         Need("", _hotswap),

@@ -6,7 +6,7 @@ import os
 from typing import Any
 
 from optbuilder.components import modules_named
-from optbuilder.technique import Context, Need, needs_choice, technique
+from optbuilder.technique import Context, Need, needs_choice, needs_denoiser, technique
 
 _SOURCE = "https://huggingface.co/docs/diffusers/training/distributed_inference"
 _BACKENDS = ("native", "_native_cudnn", "_native_flash", "flash", "flash_hub", "_flash_3_hub", "sage", "sage_hub")
@@ -33,14 +33,6 @@ def _processes(context: Context) -> str | None:
     return None
 
 
-def _has_a_plan(context: Context) -> str | None:
-    for name in context.model.denoisers:
-        facts = context.model.facts(name)
-        if facts.known and not facts.shares_sequence:
-            return f"{facts.name} ({name}) has no plan for sharing its sequence. Use parallel=none"
-    return None
-
-
 def _goes_with(context: Context) -> str | None:
     stages = context.stages
     if stages.get("compile"):
@@ -60,7 +52,11 @@ def _goes_with(context: Context) -> str | None:
     needs=(
         needs_choice("kind", ("ulysses", "ring")),
         Need("torchrun, GPUs", _processes),
-        Need("a model with a context-parallel plan", _has_a_plan),
+        needs_denoiser(
+            "a model with a context-parallel plan",
+            lambda facts: facts.shares_sequence,
+            "has no plan for sharing its sequence. Use parallel=none",
+        ),
         Need("compile=none, offload=none", _goes_with),
     ),
     derive=_degree,
