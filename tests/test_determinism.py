@@ -32,6 +32,7 @@ def processes(count, words, tmp_path):
     return found
 
 
+COMPILED = ["quant=int8_dynamic", "quant.min_parameters=100", "compile=regional"]
 MANY = ["run.images_per_prompt=2", "run.seed=3", "precision=bf16"]
 
 
@@ -42,7 +43,7 @@ def test_fresh_processes_give_the_same_pictures(family, tiny, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("words", [[], ["quant=int8_dynamic", "compile=regional"]], ids=["bf16", "compiled"])
+@pytest.mark.parametrize("words", [[], COMPILED], ids=["bf16", "compiled"])
 @pytest.mark.parametrize("family", ["sdxl", "flux"])
 def test_twenty_fresh_processes_give_the_same_pictures(family, words, tiny, tmp_path):
     found = processes(20, [*of(tiny[family]), *MANY, *words], tmp_path)

@@ -85,7 +85,7 @@ def test_predictions_hold_beside_other_techniques(model, words):
     from optbuilder.model import locate
 
     for compile_ in ("compile=full", "compile=regional"):
-        folder = locate(f"package:shapes/{model}")
+        folder, _ = locate(f"package:shapes/{model}")
         prediction, made = predicted_and_made(folder, SIZES[1], "[1,2]", compile_, *words.split())
         assert prediction.graphs == made, (compile_, prediction)
 

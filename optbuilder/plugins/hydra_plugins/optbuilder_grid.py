@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from hydra._internal.core_plugins.basic_launcher import BasicLauncher
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
@@ -37,4 +38,11 @@ class Grid(BasicSweeper):
             return None
         with completed(directory / "multirun.yaml") as file:
             OmegaConf.save(self.config, file)
-        self.outcomes[:] = sweep(grid, settings, compose, self.launcher.launch, directory)
+        self.outcomes[:] = sweep(grid, settings, compose, self.launched, directory)
+
+    def launched(self, jobs: list[list[str]], initial_job_idx: int) -> None:
+        """Launch the jobs; one by one where none runs beside another: Hydra's own launcher holds the configs of all of
+        its jobs until the last one has ended, a third of a megabyte each."""
+        alone = isinstance(self.launcher, BasicLauncher)
+        for number, batch in enumerate([job] for job in jobs) if alone else [(0, jobs)]:
+            self.launcher.launch(batch, initial_job_idx + number)
