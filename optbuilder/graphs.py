@@ -114,6 +114,10 @@ def of_blocks(context: Any) -> Prediction:
         return Prediction(None, f"the rule is not tried with blocks of {', '.join(names)}")
     if names == ["unet"] and not context.model.configs["unet"].get("use_linear_projection"):
         return Prediction(None, "the rule is not tried with blocks behind a convolution")
+    if names == ["transformer"] and context.options["dynamic"]:
+        return Prediction(
+            None, "the rule is not tried with a transformer's blocks whose sizes are dynamic from the start"
+        )
     made = _unet_blocks(context) if names == ["unet"] else _flux_blocks(context)
     said = "; ".join(f"{cls} {', '.join(f'{g}{times(n)}' for g, n in found)}" for cls, found in made.items())
     counts = [sum(n for _, n in found) for found in made.values()]
@@ -141,11 +145,11 @@ def _unet_blocks(context: Any) -> dict[str, list[tuple[Graph, int]]]:
 
 
 def _flux_blocks(context: Any) -> dict[str, list[tuple[Graph, int]]]:
-    """pictures x tokens. The first single block gets a view with other strides than the rest, and with dynamic sizes
-    the first double block too."""
+    """pictures x tokens. The first single block gets a view with other strides than the rest, and where sizes have
+    become dynamic the first double block too."""
     config, dynamic = context.model.configs["transformer"], context.options["dynamic"]
     found = graphs([(p, h // 2 * (w // 2)) for p, h, w in latents(context)], dynamic)
-    strides = [dynamic is True or (dynamic is None and number > 0) for number in range(len(found))]
+    strides = [dynamic is None and number > 0 for number in range(len(found))]
     double = [
         (g, min(2 if by_stride else 1, config["num_layers"])) for g, by_stride in zip(found, strides, strict=True)
     ]

@@ -87,7 +87,8 @@ def test_predictions_hold_beside_other_techniques(model, words):
     for compile_ in ("compile=full", "compile=regional"):
         folder, _ = locate(f"package:shapes/{model}")
         prediction, made = predicted_and_made(folder, SIZES[1], "[1,2]", compile_, *words.split())
-        assert prediction.graphs == made, (compile_, prediction)
+        unknown = (model, compile_, words) == ("shapes_flux", "compile=regional", "compile.dynamic=true")
+        assert prediction.graphs == (None if unknown else made), (compile_, prediction)
 
 
 def test_adapters_that_can_be_swapped_are_part_of_the_graphs(tiny, lora):
