@@ -7,7 +7,6 @@ difference.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,7 +15,7 @@ from typing import Any
 from optbuilder.builder import Plan
 from optbuilder.environment import UNFAIR, unfair
 from optbuilder.foreign import read_json
-from optbuilder.record import write_json
+from optbuilder.record import digest, write_json
 
 KEPT_IN = ("cache_dir", "package_dir")  # the options of `compile` that say where its artifacts are
 NOTES = "optbuilder"  # the folder of the notes
@@ -39,7 +38,7 @@ def artifacts(plan: Plan, counters: Mapping[str, Any], environment: Mapping[str,
     here = note(plan, environment)
     why = difference(earlier(folder), here)
     folder.mkdir(parents=True, exist_ok=True)
-    write_json(folder / f"{hashlib.sha256(json.dumps(here, sort_keys=True).encode()).hexdigest()[:12]}.json", here)
+    write_json(folder / f"{digest(here)}.json", here)
     return {"found": found, "compiled": anew, "why": why}
 
 

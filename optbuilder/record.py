@@ -43,7 +43,7 @@ def job_key(config: Mapping[str, Any]) -> str:
     """Twelve hex digits that name a job: its resolved config without what cannot change the result, and versions."""
     kept = {k: v for k, v in config.items() if k not in _VOLATILE}
     kept["run"] = {k: v for k, v in (config.get("run") or {}).items() if k not in _VOLATILE_RUN}
-    return _digest({"config": kept, "versions": versions()})
+    return digest({"config": kept, "versions": versions()})
 
 
 def plan_key(plan: Plan) -> str:
@@ -51,10 +51,11 @@ def plan_key(plan: Plan) -> str:
     run = {key: value for key, value in asdict(plan.run).items() if key not in _VOLATILE_RUN}
     transforms = [(t.stage, t.function.__qualname__, t.options) for t in plan.transforms]
     model = [plan.model.repo_id, plan.model.weights, plan.model.scale]
-    return _digest([model, plan.machine.device, plan.load, transforms, run, plan.call])
+    return digest([model, plan.machine.device, plan.load, transforms, run, plan.call])
 
 
-def _digest(content: Any) -> str:
+def digest(content: Any) -> str:
+    """Twelve hex digits that name any content which JSON can hold."""
     return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()[:12]
 
 

@@ -20,7 +20,7 @@ from hydra.types import RunMode
 from optbuilder.folders import CONF
 from optbuilder.job import Outcome, recorded
 from optbuilder.search.answer import answer, contributions, front
-from optbuilder.search.confirm import confirmed, fits
+from optbuilder.search.confirm import confirmed, fitting
 from optbuilder.search.propose import propose
 from optbuilder.search.run import Search, search
 from optbuilder.search.settings import Limits, SearchSettings
@@ -259,7 +259,7 @@ def test_the_best_is_measured_again_first_and_nothing_that_does_not_end_within_t
 
     again = list(confirmed(replace(given, run=run, until=left_s), known))
     assert "".join(t.name[0] for t in again) == expected and now[0] <= left_s
-    assert not fits(replace(given, until=now[0] + 30), known, {})  # 6 s of it are kept for repeats
+    assert not fitting(replace(given, until=now[0] + 30), known)({})  # 6 s of it are kept for repeats
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from optbuilder.job import recorded
@@ -30,33 +31,42 @@ def confirmed(given: Search, so_far: Sequence[Tried]) -> Iterator[Tried]:
 
 
 def _again(given: Search, so_far: Sequence[Tried], one: Tried, spare_s: float) -> Tried:
-    name = f"{one.name}_confirmed"
+    folder = _folder(given, one)
     repeats = [f"run.repeats={given.settings.confirm_repeats}", f"run.repeats_budget_s={max(1.0, spare_s):.0f}"]
-    outcome = given.measure(given.cell(name, one.choice, given.reference(so_far), *repeats))
-    wide_console().print(sweep_line(name, outcome), markup=False)
-    return tried(given.directory / name, one.choice, outcome)
+    outcome = given.measure(given.cell(folder.name, one.choice, given.reference(so_far), *repeats))
+    wide_console().print(sweep_line(folder.name, outcome), markup=False)
+    return tried(folder, one.choice, outcome)
 
 
 def confirmations(given: Search, so_far: Sequence[Tried]) -> list[tuple[Tried, Tried | None]]:
     """The finalists in the order of their need, each with its second measurement if that is there."""
-    return _with_again(given, [*_needed(given, so_far), *_others(given, so_far)])
+    finalists = {t.folder: t for t in [*_needed(given, so_far), *_others(given, so_far)]}.values()
+    return [(one, _second(given, one) if _has_second(given, one) else None) for one in finalists]
 
 
-def _with_again(given: Search, finalists: Sequence[Tried]) -> list[tuple[Tried, Tried | None]]:
-    found = []
-    for one in {t.folder: t for t in finalists}.values():
-        folder = given.directory / f"{one.name}_confirmed"
-        there = (folder / "metrics.json").is_file()
-        found.append((one, tried(folder, one.choice, recorded(folder)) if there else None))
-    return found
+def _second(given: Search, one: Tried) -> Tried:
+    folder = _folder(given, one)
+    return tried(folder, one.choice, recorded(folder))
 
 
-def fits(given: Search, so_far: Sequence[Tried], choice: Choice) -> bool:
-    """Whether a trial can end and leave room to measure the best (it may be this one) and the baseline again."""
-    trial_s, needed = duration_s(so_far, choice), _needed(given, so_far)
-    waiting = [one for one, again in _with_again(given, needed) if again is None]
-    again_s = sum(t.seconds for t in waiting) or trial_s
-    return trial_s + again_s + REPEATING * given.settings.budget_s <= given.left_s()
+def _has_second(given: Search, one: Tried) -> bool:
+    return (_folder(given, one) / "metrics.json").is_file()
+
+
+def _folder(given: Search, one: Tried) -> Path:
+    return given.directory / f"{one.name}_confirmed"
+
+
+def fitting(given: Search, so_far: Sequence[Tried]) -> Callable[[Choice], bool]:
+    """Whether the trial of a choice can end and leave room to measure the best (it may be this one) and the baseline
+    again: a function, since many choices are asked about when the same is known."""
+    waiting_s = sum(t.seconds for t in _needed(given, so_far) if not _has_second(given, t))
+
+    def fits(choice: Choice) -> bool:
+        trial_s = duration_s(so_far, choice)
+        return trial_s + (waiting_s or trial_s) + REPEATING * given.settings.budget_s <= given.left_s()
+
+    return fits
 
 
 def duration_s(so_far: Sequence[Tried], choice: Choice) -> float:
@@ -69,7 +79,8 @@ def duration_s(so_far: Sequence[Tried], choice: Choice) -> float:
 def _needed(given: Search, so_far: Sequence[Tried]) -> list[Tried]:
     fit = [t for t in so_far if t.within(given.settings.limits)]
     tops = [best(fit, objective) for objective in given.settings.objectives]
-    return [*(t for t in tops if t is not None and t.choice), *(t for t in so_far if not t.choice)]
+    needed = [*(t for t in tops if t is not None and t.choice), *(t for t in so_far if not t.choice)]
+    return list({t.folder: t for t in needed}.values())
 
 
 def _others(given: Search, so_far: Sequence[Tried]) -> list[Tried]:

@@ -15,7 +15,7 @@ from optbuilder.isolation import isolated
 from optbuilder.job import Outcome
 from optbuilder.overrides import assigned
 from optbuilder.search.answer import Answer, answer, front, write_answer
-from optbuilder.search.confirm import confirmations, confirmed, duration_s, fits
+from optbuilder.search.confirm import confirmations, confirmed, duration_s, fitting
 from optbuilder.search.propose import Space, propose
 from optbuilder.search.settings import SearchSettings
 from optbuilder.search.trials import ended, known, measured, opened, running, sampled
@@ -115,7 +115,8 @@ def _explored(given: Search, study: Any, space: Space, stopped: Sequence[int]) -
 def _step(given: Search, study: Any, space: Space) -> bool:
     """One trial; False where nothing is left to try, or no time for it."""
     objectives, so_far, busy = given.settings.objectives, known(study), running(study)
-    if not fits(given, so_far, {}):
+    fits = fitting(given, so_far)
+    if not fits({}):
         return False
     if not so_far and {} in busy:  # another worker measures what everything is compared with
         time.sleep(WAIT_S)
@@ -123,7 +124,7 @@ def _step(given: Search, study: Any, space: Space) -> bool:
         return True
 
     def accepts(choice: Choice) -> bool:
-        return fits(given, so_far, choice) and not given.cell("", choice).reasons
+        return fits(choice) and not given.cell("", choice).reasons
 
     turn = len(so_far) % len(objectives)
     proposals = (

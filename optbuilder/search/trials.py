@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -12,6 +10,7 @@ from typing import Any
 
 from optbuilder.errors import Refused
 from optbuilder.job import recorded
+from optbuilder.record import digest
 from optbuilder.search.propose import Space
 from optbuilder.search.tried import Choice, Tried, tried
 
@@ -43,7 +42,6 @@ def opened(storage: str | None, directory: Path, question: Any, objectives: Sequ
     from sqlalchemy.exc import SQLAlchemyError
 
     optuna.logging.set_verbosity(optuna.logging.ERROR)  # a failed trial has its line already
-    name = hashlib.sha256(json.dumps(question, sort_keys=True, default=str).encode()).hexdigest()[:12]
     where = storage or f"sqlite:///{directory / 'study.db'}"
     try:
         beats = {"heartbeat_interval": BEAT_S, "grace_period": 4 * BEAT_S} if storage else {}  # for other workers
@@ -51,7 +49,7 @@ def opened(storage: str | None, directory: Path, question: Any, objectives: Sequ
             database = optuna.storages.RDBStorage(where, **beats)
         study = optuna.create_study(
             storage=database,
-            study_name=name,
+            study_name=digest(question),
             load_if_exists=True,
             directions=["minimize"] * len(objectives),
             sampler=optuna.samplers.TPESampler(seed=0, multivariate=True),
